@@ -1,0 +1,26 @@
+/* store.h -- the job's key-value store over TCP: what ranks know of one another before an engine joins them.
+ * The launcher serves it; in a world started by hand rank 0 does. Keys are text, values bytes. */
+#ifndef DDP_STORE_H
+#define DDP_STORE_H
+
+#include "../base/base.h"
+
+typedef struct ddp_store        ddp_store;        /* a client */
+typedef struct ddp_store_server ddp_store_server; /* its own thread */
+
+/* Serves on the listening socket `fd`, which it owns from now on. NULL with the error set. */
+DDP_LOCAL ddp_store_server *ddp__store_serve(int fd);
+DDP_LOCAL void ddp__store_server_free(ddp_store_server *s);
+/* A listening socket on 127.0.0.1 (any = false) or all addresses; *port 0: the system chooses, and it is told. */
+DDP_LOCAL int ddp__store_listen(bool any, int *port);
+/* Connects; tries again until the deadline (ddp__now seconds). NULL with DDP_ETIMEOUT or DDP_EIO set. */
+DDP_LOCAL ddp_store *ddp__store_connect(const char *host, int port, double deadline);
+DDP_LOCAL void ddp__store_free(ddp_store *s);
+/* Sets key. */
+DDP_LOCAL int ddp__store_set(ddp_store *s, const char *key, const void *value, size_t n);
+/* Waits for key until the deadline. *value is the caller's (free). DDP_ETIMEOUT (no error set for `quiet`). */
+DDP_LOCAL int ddp__store_get(ddp_store *s, const char *key, double deadline, void **value, size_t *n);
+/* Adds to a counter and returns the new value through *value. */
+DDP_LOCAL int ddp__store_add(ddp_store *s, const char *key, int64_t by, int64_t *value);
+
+#endif

@@ -1,0 +1,369 @@
+/* ddp.h -- the public C interface of libddp.
+ *
+ * Conventions
+ *   Names      ddp_<noun>_<verb>; ops are ddp_<op> and stand in ddp_ops.h, generated from core/op/ops.def.
+ *   Results    An op returns its result, a new reference that is the caller's, or NULL. Arguments are borrowed.
+ *              Everything else returns a status, 0 or negative, with results through trailing pointers ([OUT]).
+ *   Errors     Sticky per thread. After a failure every op returns NULL and every status call that status until
+ *              ddp_error_take; so a nested expression needs one check at its end. Never refused while an error is
+ *              pending: retain, release, keep, free, scope ends, error_take, finish, abort and accessors.
+ *   Threads    One thread at a time per handle; different threads may work on different tensors. "Any thread" below
+ *              means just that; "compute thread" means the one thread of the process that trains.
+ *   Sizes      int64_t; strides in elements; dims count from 0, -1 is the last.
+ *   libddp never prints (but for log lines), exits or jumps. */
+#ifndef DDP_H
+#define DDP_H
+
+#ifndef DDP_CDEF
+#include <stddef.h>
+#include <stdint.h>
+#define DDP_API __attribute__((visibility("default")))
+#ifdef __cplusplus
+extern "C" {
+#endif
+#else
+#define DDP_API
+#endif
+
+/* The version of this interface; ddp_abi_version() of the library must equal it. */
+enum { DDP_ABI = 1 };
+/* DDP_ABI of the library. Any thread. */
+DDP_API int ddp_abi_version(void);
+/* "ddp 0.1.0 onednn 2.6.3 ...": versions of what is in use, static text. Any thread. */
+DDP_API const char *ddp_version(void);
+
+enum {
+    DDP_MAX_DIM = 8
+};
+
+/* Status. Text through ddp_error_take. */
+enum {
+    DDP_OK = 0,
+    DDP_EINVAL = -1,     /* an argument's value */
+    DDP_ESHAPE = -2,     /* shapes that do not fit */
+    DDP_EDTYPE = -3,     /* a dtype that does not fit */
+    DDP_EDEVICE = -4,    /* a device that is not there, or two that differ */
+    DDP_ENOMEM = -5,     /* out of memory */
+    DDP_EIO = -6,        /* files and sockets */
+    DDP_ETIMEOUT = -7,   /* a peer did not come in time */
+    DDP_EPEER = -8,      /* a peer failed or left */
+    DDP_EMISMATCH = -9,  /* ranks disagree about a call or about the model */
+    DDP_ESTATE = -10,    /* called at the wrong time */
+    DDP_ENOSUP = -11,    /* not supported, by name */
+    DDP_ENULL = -12      /* a NULL required argument */
+};
+
+/* Element types. The first letters are what Lua calls them. */
+typedef enum ddp_dtype {
+    DDP_F32, DDP_F64, DDP_F16, DDP_BF16, DDP_I64, DDP_I32, DDP_U8, DDP_BOOL, DDP_DTYPES
+} ddp_dtype;
+
+/* Devices: one int. */
+enum { DDP_CPU = 0 };
+
+typedef struct ddp_tensor ddp_tensor;
+typedef struct ddp_generator ddp_generator;
+typedef struct ddp_backward_state ddp_backward_state;
+typedef struct ddp_reducer ddp_reducer;
+typedef struct ddp_optim ddp_optim;
+typedef struct ddp_work ddp_work;
+typedef struct ddp_loader ddp_loader;
+typedef struct ddp_dataset ddp_dataset;
+
+/* ---- errors -------------------------------------------------------------------------------------------------- */
+
+/* Returns the pending status of this thread, 0 when none, and clears it.
+ *   text   [OUT] [OPTIONAL] what happened, in a sentence; valid until this thread's next ddp_error_take; "" when none
+ * Any thread. */
+DDP_API int ddp_error_take(const char **text);
+/* Records a failure of the caller's own as this thread's error (unless one is pending). Returns the pending status. */
+DDP_API int ddp_error_set(int status, const char *text);
+/* The short name of a status, "shape" for DDP_ESHAPE. Static text. Any thread. */
+DDP_API const char *ddp_status_name(int status);
+/* Log lines go to `hook` (level 0 debug, 1 info, 2 warning) in place of stderr; NULL restores. Before other threads start. */
+DDP_API void ddp_set_log_hook(void (*hook)(void *ctx, int level, const char *text), void *ctx);
+
+/* ---- the process and the job --------------------------------------------------------------------------------- */
+
+typedef struct ddp_init_opts {
+    size_t      size;      /* sizeof(ddp_init_opts) */
+    double      timeout;   /* seconds, for every wait; 0: DDP_TIMEOUT or 600 */
+    const char *engine;    /* NULL: DDP_ENGINE or "auto" */
+} ddp_init_opts;
+/* Joins the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without one, a world of one.
+ * A second call changes nothing. Collective: returns when all ranks have joined, or DDP_ETIMEOUT naming the missing.
+ *   opts   [OPTIONAL]
+ * Compute thread. */
+DDP_API int ddp_init(const ddp_init_opts *opts);
+/* 1 after ddp_init. Any thread. */
+DDP_API int ddp_is_initialized(void);
+/* Leaves: hands the numbers to the launcher, stops own threads. No barrier. Compute thread; more than once is fine. */
+DDP_API void ddp_finish(void);
+/* From the environment, before ddp_init too. Any thread. */
+DDP_API int ddp_rank(void);
+DDP_API int ddp_world_size(void);
+DDP_API int ddp_local_rank(void);
+DDP_API int ddp_local_world_size(void);
+/* The device that this rank computes on. Any thread. */
+DDP_API int ddp_local_device(void);
+/* Threads of compute: OMP_NUM_THREADS, or usable cores over local ranks. Any thread. */
+DDP_API int ddp_num_threads(void);
+/* 0 when all waits have ended cleanly, else the status that killed the job's communicator. Any thread. */
+DDP_API int ddp_job_status(void);
+/* Ends all ranks: their waits return DDP_EPEER with `why`. Any thread. */
+DDP_API void ddp_abort(const char *why);
+/* What this thread is about to do, for messages between ranks ("train.lua:57"); copied, cut at 95 bytes. */
+DDP_API void ddp_set_where(const char *where);
+
+/* ---- random numbers ------------------------------------------------------------------------------------------ */
+
+/* Seeds the process's default generator; alike on all ranks by default. Compute thread. */
+DDP_API void ddp_manual_seed(uint64_t seed);
+DDP_API void ddp_manual_seed_per_rank(uint64_t seed);
+/* A generator of its own. Freed with ddp_generator_free. NULL when out of memory. Any thread. */
+DDP_API ddp_generator *ddp_generator_new(uint64_t seed, int per_rank);
+DDP_API void ddp_generator_free(ddp_generator *g);
+/* Random ops of this thread draw from g until the next call; NULL is the default one. g must outlive its use. */
+DDP_API void ddp_generator_use(ddp_generator *g);
+
+/* ---- tensors -------------------------------------------------------------------------------------------------- */
+
+/* One more reference; returns t. NULL is allowed. Any thread. */
+DDP_API ddp_tensor *ddp_retain(ddp_tensor *t);
+/* One reference less. NULL is allowed; in any order. In a scope it takes t off the scope's list. Any thread. */
+DDP_API void ddp_release(ddp_tensor *t);
+/* Opens a scope of this thread: results of ops belong to it until ddp_scope_end. Scopes nest. */
+DDP_API void ddp_scope_begin(void);
+/* Closes the innermost scope and releases what it still owns. */
+DDP_API void ddp_scope_end(void);
+/* Hands a result of an open scope to the caller; returns t. Without a scope it changes nothing. NULL is allowed. */
+DDP_API ddp_tensor *ddp_keep(ddp_tensor *t);
+/* A barrier: scopes opened before own nothing that is made until ddp_scope_pop_barrier (for hosts of other owners). */
+DDP_API void ddp_scope_push_barrier(void);
+DDP_API void ddp_scope_pop_barrier(void);
+
+/* Accessors: never fail; of NULL they give 0. Any thread. */
+DDP_API int ddp_ndim(const ddp_tensor *t);
+DDP_API int64_t ddp_size(const ddp_tensor *t, int dim);   /* dim may be negative; 0 when out of range */
+DDP_API int64_t ddp_stride(const ddp_tensor *t, int dim); /* the same */
+DDP_API int64_t ddp_numel(const ddp_tensor *t);
+DDP_API int ddp_dtype_of(const ddp_tensor *t);
+DDP_API int ddp_device_of(const ddp_tensor *t);
+DDP_API uint64_t ddp_id(const ddp_tensor *t);             /* unique in the process, never reused */
+DDP_API uint64_t ddp_storage_id(const ddp_tensor *t);     /* the address of its storage: equal for views of one another */
+DDP_API uint64_t ddp_version_of(const ddp_tensor *t);     /* writes so far to its storage */
+DDP_API int ddp_is_contiguous(const ddp_tensor *t);       /* row-major in logical order */
+DDP_API int64_t ddp_storage_offset(const ddp_tensor *t);
+DDP_API const char *ddp_dtype_name(int dtype);            /* "f32" */
+DDP_API int ddp_dtype_from_name(const char *name);        /* -1 when unknown */
+DDP_API size_t ddp_dtype_size(int dtype);
+
+/* The first element's address; NULL for an empty tensor. Waits for the device. The caller may write where nothing saved
+ * for backward lives, and then calls ddp_mark_written. Any thread. */
+DDP_API void *ddp_data(const ddp_tensor *t);
+/* Counts a write made through ddp_data. */
+DDP_API void ddp_mark_written(ddp_tensor *t);
+
+/* A tensor over the caller's memory.
+ *   shape    [ndim]
+ *   strides  [OPTIONAL] [ndim] in elements; NULL: row-major
+ *   deleter  [OPTIONAL] called with (ctx) when the last view is gone, on whichever thread that is
+ * Returns a new reference, or NULL. Any thread. */
+DDP_API ddp_tensor *ddp_from_blob(void *data, int ndim, const int64_t *shape, const int64_t *strides, int dtype, int device,
+                                  void (*deleter)(void *ctx), void *ctx);
+/* A tensor with a copy of `data`, row-major, of `dtype`; `data` holds elements of `dtype`. Any thread. */
+DDP_API ddp_tensor *ddp_from_data(const void *data, int ndim, const int64_t *shape, int dtype, int device);
+/* Uninitialised. Any thread. */
+DDP_API ddp_tensor *ddp_empty(int ndim, const int64_t *shape, int dtype, int device);
+/* A 0-dim number that takes the other operand's dtype in arithmetic, as a literal does in PyTorch: a whole number is an
+ * integer, else it is f32. Any thread. */
+DDP_API ddp_tensor *ddp_scalar(double value);
+/* The same, but a float whatever its value: x * 2.0. */
+DDP_API ddp_tensor *ddp_scalar_float(double value);
+/* The one element as a double. DDP_ESHAPE when there is not exactly one; DDP_EINVAL for an i64 beyond 2^53. */
+DDP_API int ddp_item(const ddp_tensor *t, double *value);
+/* All elements in logical order, converted to double. `out` has room for ddp_numel(t). */
+DDP_API int ddp_to_doubles(const ddp_tensor *t, double *out);
+/* Values, shape and dtype as text, as people read them. Writes at most n bytes with the final 0; returns the full length. */
+DDP_API size_t ddp_to_text(const ddp_tensor *t, char *buf, size_t n);
+/* Copies rows ids[0..n) of a contiguous tensor of any dtype into out ([n, ...]); for loaders. */
+
+/* ---- memory --------------------------------------------------------------------------------------------------- */
+
+typedef struct ddp_memory {
+    int64_t allocated;    /* bytes in tensors now */
+    int64_t reserved;     /* bytes taken from the system: in use and cached */
+    int64_t peak;         /* the most `allocated` has been since the reset */
+    int64_t live_tensors; /* handles */
+} ddp_memory;
+/* Any thread. */
+DDP_API void ddp_memory_stats(int device, ddp_memory *out);
+DDP_API void ddp_memory_reset_peak(int device);
+/* Gives cached blocks back to the system. Any thread. */
+DDP_API void ddp_memory_empty_cache(void);
+/* Bytes of storage made since ddp_memory_gc_done: drives the Lua collector. Any thread. */
+DDP_API int64_t ddp_live_bytes_since_gc(void);
+DDP_API void ddp_memory_gc_done(void);
+/* The k-th allocation from now on fails once with DDP_ENOMEM (k >= 1; 0: never). For tests of failure. */
+DDP_API void ddp_memory_fail_at(int64_t k);
+/* Memory hooks for embedders: big blocks come from these. Before the first tensor. NULL restores. */
+DDP_API void ddp_set_memory_hooks(void *(*alloc)(void *ctx, size_t bytes), void (*release)(void *ctx, void *p, size_t bytes), void *ctx);
+
+/* ---- gradients ------------------------------------------------------------------------------------------------ */
+
+/* A leaf wants its gradient (1) or not (0). DDP_ESTATE on a result of ops; DDP_EDTYPE unless floating. Compute thread. */
+DDP_API int ddp_set_requires_grad(ddp_tensor *t, int on);
+DDP_API int ddp_requires_grad(const ddp_tensor *t);
+DDP_API int ddp_is_leaf(const ddp_tensor *t);
+/* The name of the op that made it, or NULL for a leaf. Static text. */
+DDP_API const char *ddp_grad_op(const ddp_tensor *t);
+/* The gradient: a new reference, or NULL when there is none. */
+DDP_API ddp_tensor *ddp_tensor_grad(const ddp_tensor *t);
+/* Sets the gradient (copied into the bucket of a reduced parameter) or drops it (NULL). */
+DDP_API int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad);
+/* The same storage without history. A new reference. */
+DDP_API ddp_tensor *ddp_detach(ddp_tensor *t);
+/* Recording on (1) or off (0) for this thread; returns the mode before. */
+DDP_API int ddp_set_grad_mode(int on);
+DDP_API int ddp_grad_mode(void);
+
+enum { DDP_RETAIN_GRAPH = 1, DDP_CREATE_GRAPH = 2 };
+/* d loss / d leaf for every leaf that wants one, added to its gradient.
+ *   loss    0-dim or one element, unless grad is given
+ *   grad    [OPTIONAL] shape of loss
+ * DDP_ESTATE when the graph is gone, when a saved tensor was written since (both ops are named), or when a custom gradient
+ * or hook stands on the way (use ddp_backward_next). Compute thread. */
+DDP_API int ddp_backward(ddp_tensor *loss, ddp_tensor *grad);
+/* The resumable form. Returns NULL on error. weight: this rank's weight in a "weighted" reduction, 1 by default.
+ *   grads   [OPTIONAL] [n], each may be NULL
+ *   inputs  [OPTIONAL] gradients of these n_inputs tensors are kept in the state and no leaf's gradient is touched */
+DDP_API ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_tensor *const *grads, int n_inputs,
+                                               ddp_tensor *const *inputs, int flags, double weight);
+/* Goes on. Returns 0 when done, negative on error, or 1: run the host function ddp_backward_host_id(state) on
+ * ddp_backward_host_n / _host_grad, put its results with ddp_backward_host_result, and call again. */
+DDP_API int ddp_backward_next(ddp_backward_state *s);
+DDP_API int64_t ddp_backward_host_id(const ddp_backward_state *s);
+DDP_API int ddp_backward_host_n(const ddp_backward_state *s);
+/* The i-th gradient that came in; borrowed; NULL when none came. */
+DDP_API ddp_tensor *ddp_backward_host_grad(const ddp_backward_state *s, int i);
+/* The i-th result; NULL: no gradient. Borrowed. */
+DDP_API int ddp_backward_host_result(ddp_backward_state *s, int i, ddp_tensor *grad);
+/* The gradient of inputs[i] after the end: a new reference, or NULL when no path led there. */
+DDP_API ddp_tensor *ddp_backward_input_grad(ddp_backward_state *s, int i);
+DDP_API void ddp_backward_free(ddp_backward_state *s);
+/* Gradients of outputs with respect to inputs, without touching any leaf.
+ *   grads [OUT] [n_inputs] new references; NULL entries only with allow_unused */
+DDP_API int ddp_grad(int n_out, ddp_tensor *const *outputs, ddp_tensor *const *grad_outputs, int n_in, ddp_tensor *const *inputs,
+                     int flags, int allow_unused, ddp_tensor **grads);
+/* A host function in the graph: outputs of a computation that the host differentiates itself (ddp.func in Lua).
+ *   id       what ddp_backward_host_id will return
+ *   in       [n_in] the inputs whose gradients the host will give
+ *   out      [n_out] results computed without recording; after the call they carry history
+ * DDP_ESTATE when an output has history already. */
+DDP_API int ddp_record_host(int64_t id, int n_in, ddp_tensor *const *in, int n_out, ddp_tensor *const *out);
+/* A host function called with the gradient of t when it is complete; its result (when not NULL) replaces it.
+ * after != 0: on a leaf, after accumulation and reduction (no result). Returns 0 or an error. */
+DDP_API int ddp_tensor_add_hook(ddp_tensor *t, int64_t id, int after);
+DDP_API int ddp_tensor_remove_hook(ddp_tensor *t, int64_t id);
+
+/* ---- the job's tensors: collectives ---------------------------------------------------------------------------- */
+
+enum { DDP_SUM, DDP_MEAN, DDP_MIN, DDP_MAX };
+/* In place, all ranks alike. Collective ops with results stand in ddp_ops.h (ddp_all_gather, ddp_reduce_scatter).
+ *   name    [OPTIONAL] joins the signature: ranks that disagree are told
+ *   work    [OPTIONAL] [OUT] when given the call only starts; ddp_work_wait ends it, ddp_work_free frees it; the work holds t
+ * DDP_EMISMATCH naming both calls when ranks differ, DDP_ETIMEOUT, DDP_EPEER. Compute thread. */
+DDP_API int ddp_all_reduce(ddp_tensor *t, int op, const char *name, ddp_work **work);
+DDP_API int ddp_broadcast(ddp_tensor *t, int root, const char *name, ddp_work **work);
+DDP_API int ddp_barrier(void);
+DDP_API int ddp_work_wait(ddp_work *w);
+/* 1 when done, 0 when not yet, negative on error. */
+DDP_API int ddp_work_test(ddp_work *w);
+DDP_API void ddp_work_free(ddp_work *w);
+/* Bytes from root to all: *data and *n are replaced on the other ranks. *data is the caller's, ddp_bytes_free frees it. */
+DDP_API int ddp_broadcast_bytes(void **data, int64_t *n, int root);
+/* Bytes of all ranks: out[r] (n_out[r] long), `out` as one block freed by ddp_bytes_free. */
+DDP_API int ddp_all_gather_bytes(const void *data, int64_t n, void **out, int64_t *n_out);
+DDP_API void ddp_bytes_free(void *p);
+/* Marks a stretch in which only rank 0 works: a collective inside is DDP_ESTATE. Returns the mark before. */
+DDP_API int ddp_set_solo(int on);
+/* Like ddp_broadcast_bytes but the others wait without a timeout (ddp.rank0). */
+DDP_API int ddp_broadcast_bytes_patient(void **data, int64_t *n, int root);
+
+typedef struct ddp_reducer_opts {
+    size_t size;         /* sizeof(ddp_reducer_opts) */
+    double bucket_mb;    /* 0: 25 */
+    int    reduce;       /* DDP_MEAN (0 is taken as mean), DDP_SUM; weighted: see weighted */
+    int    weighted;     /* 1: the mean weighted by each backward's weight */
+    const char *const *names; /* [n] [OPTIONAL] names for messages */
+} ddp_reducer_opts;
+/* Reduces gradients of params over the ranks in buckets while ddp_backward runs. Compares names, shapes, dtypes and order
+ * over the ranks (DDP_EMISMATCH names the first difference) and broadcasts rank 0's values. Collective. Compute thread.
+ *   params  [n] leaves; retained until ddp_reducer_free */
+DDP_API int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *opts, ddp_reducer **out);
+/* Waits until the gradients of the last backward are final: the same bits on every rank. */
+DDP_API int ddp_reducer_finish(ddp_reducer *r);
+/* Gradients only accumulate while sync is 0; the next backward with sync 1 (or ddp_reducer_reduce) reduces the sum. */
+DDP_API int ddp_reducer_set_sync(ddp_reducer *r, int sync);
+/* Reduces what no_sync left. Collective. */
+DDP_API int ddp_reducer_reduce(ddp_reducer *r);
+/* Joins a step of the others with weight 0. Collective. */
+DDP_API int ddp_reducer_skip(ddp_reducer *r);
+/* 1 when a rank touched params[i] in the last reduction. */
+DDP_API int ddp_reducer_touched(const ddp_reducer *r, int i);
+DDP_API void ddp_reducer_free(ddp_reducer *r);
+
+/* ---- optimizers ------------------------------------------------------------------------------------------------ */
+
+typedef struct ddp_sgd_opts {
+    size_t size;         /* sizeof(ddp_sgd_opts) */
+    double lr, momentum, dampening, weight_decay;
+    int    nesterov;
+} ddp_sgd_opts;
+typedef struct ddp_adam_opts {
+    size_t size;         /* sizeof(ddp_adam_opts) */
+    double lr, beta1, beta2, eps, weight_decay; /* 0 takes 1e-3, .9, .999, 1e-8, 0 */
+    int    decoupled;    /* 1: AdamW */
+} ddp_adam_opts;
+/* params [n] are retained. State is made at the first step of each parameter. Compute thread. */
+DDP_API int ddp_optim_sgd(ddp_tensor *const *params, int n, const ddp_sgd_opts *opts, ddp_optim **out);
+DDP_API int ddp_optim_adam(ddp_tensor *const *params, int n, const ddp_adam_opts *opts, ddp_optim **out);
+/* Moves every parameter that has a gradient; waits for reducers first. */
+DDP_API int ddp_optim_step(ddp_optim *o);
+/* Drops the gradients; buckets keep their bytes. */
+DDP_API int ddp_optim_zero_grad(ddp_optim *o);
+DDP_API int ddp_optim_set_lr(ddp_optim *o, double lr);
+DDP_API void ddp_optim_free(ddp_optim *o);
+
+/* ---- the run's numbers ------------------------------------------------------------------------------------------ */
+
+/* Seconds of the last n steps by part; the step ends with ddp_stats_step, which optimizers call. Compute thread. */
+enum { DDP_PART_FORWARD, DDP_PART_DATA, DDP_PART_BACKWARD, DDP_PART_COMM, DDP_PART_OPTIMIZER, DDP_PARTS };
+/* Time from now on counts for `part`; returns the part before, to be put back. */
+DDP_API int ddp_stats_enter(int part);
+/* Closes a step. */
+DDP_API void ddp_stats_step(void);
+/* Time since the last step belongs to no step (evaluation). */
+DDP_API void ddp_stats_pause(void);
+DDP_API int64_t ddp_stats_steps(void);
+/* Medians over the steps but the first `skip`: the whole step and its parts, in seconds. Returns the number of steps used.
+ *   parts [OUT] [OPTIONAL] [DDP_PARTS] mean seconds a step, so that they add up to the mean step */
+DDP_API int64_t ddp_stats_summary(int64_t skip, double *median_step, double *mean_step, double *parts);
+/* Start-up marks, in milliseconds since the launch (DDP_LAUNCHED, else this process's start). */
+DDP_API void ddp_stats_mark(const char *name);
+DDP_API int ddp_stats_mark_get(int i, const char **name, double *ms);
+/* Seconds since the first step's end and milliseconds from the launch to it; -1 before. */
+DDP_API double ddp_stats_first_step_ms(void);
+DDP_API double ddp_now(void); /* seconds, monotonic */
+/* Writes the rank's JSON text where the launcher collects it (its report pipe); 0 without a launcher. */
+DDP_API int ddp_report_send(const char *json);
+
+#ifndef DDP_CDEF
+#include "ddp_data.h"
+#include "ddp_ops.h"
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+#endif

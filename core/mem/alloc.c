@@ -1,0 +1,177 @@
+/* alloc.c -- the caching allocator. Freed blocks wait in bins by size class for the next of their kind; eight classes
+ * a doubling, so at most an eighth is wasted. What is cached is given back when all that was taken from the system
+ * passes 1.2 times the most ever in use (plus a little), so varying shapes cannot pile up. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "mem.h"
+
+enum { ALIGN = 64, MIN_SHIFT = 6, CLASSES = 8 * 42 };
+static const size_t huge = (size_t)2 << 20; /* blocks this big are mapped, aligned for huge pages */
+static const int64_t slack = 16 << 20;
+
+typedef struct free_block {
+    struct free_block *next;
+} free_block;
+
+static struct {
+    pthread_mutex_t lock;
+    free_block     *bin[CLASSES];
+    int64_t         allocated, reserved, peak;
+    int64_t         fail_at;
+    void *(*hook_alloc)(void *, size_t);
+    void (*hook_free)(void *, void *, size_t);
+    void *hook_ctx;
+} m = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static atomic_int_fast64_t live_tensors, since_gc;
+
+/* The class of a size, and the bytes of that class. Class c: (8 + c%8) << (c/8) units of 64 bytes, small ones exact. */
+static int class_of(size_t bytes, size_t *rounded) {
+    size_t units = (bytes + ALIGN - 1) >> MIN_SHIFT;
+    if (units == 0) units = 1;
+    if (units < 8) {
+        *rounded = units << MIN_SHIFT;
+        return (int)units;
+    }
+    int    shift = 60 - __builtin_clzl(units); /* units >> shift is 8..15 */
+    size_t top = (units + ((size_t)1 << shift) - 1) >> shift;
+    if (top == 16) {
+        top = 8;
+        shift++;
+    }
+    *rounded = top << shift << MIN_SHIFT;
+    return 8 * (shift + 1) + (int)(top - 8);
+}
+
+static size_t bytes_of_class(int c) {
+    if (c < 8) return (size_t)c << MIN_SHIFT;
+    return ((size_t)(8 + c % 8) << (c / 8 - 1)) << MIN_SHIFT;
+}
+
+static void *system_alloc(size_t bytes) {
+    if (m.hook_alloc) return m.hook_alloc(m.hook_ctx, bytes);
+    if (bytes < huge) return aligned_alloc(ALIGN, bytes);
+    void *p = aligned_alloc(huge, (bytes + huge - 1) & ~(huge - 1));
+    if (p) madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
+}
+
+static void system_free(void *p, size_t bytes) {
+    if (m.hook_alloc) m.hook_free(m.hook_ctx, p, bytes);
+    else free(p);
+}
+
+/* Frees cached blocks, largest first, until `reserved` is at most `limit`. Lock held. */
+static void trim(int64_t limit) {
+    for (int c = CLASSES - 1; c > 0 && m.reserved > limit; c--) {
+        while (m.bin[c] && m.reserved > limit) {
+            free_block *b = m.bin[c];
+            m.bin[c] = b->next;
+            m.reserved -= (int64_t)bytes_of_class(c);
+            system_free(b, bytes_of_class(c));
+        }
+    }
+}
+
+static void *fresh(size_t bytes) {
+    int64_t most = m.peak > m.allocated + (int64_t)bytes ? m.peak : m.allocated + (int64_t)bytes;
+    int64_t limit = most + most / 5 + slack;
+    if (m.reserved + (int64_t)bytes > limit) trim(limit - (int64_t)bytes);
+    void *p = system_alloc(bytes);
+    if (!p) {
+        trim(0);
+        p = system_alloc(bytes);
+    }
+    if (p) m.reserved += (int64_t)bytes;
+    return p;
+}
+
+void *ddp__mem_alloc(size_t bytes) {
+    if (bytes > (size_t)1 << 46) {
+        ddp__fail(DDP_ENOMEM, "out of memory: %zu bytes asked for", bytes);
+        return NULL;
+    }
+    size_t rounded;
+    int    c = class_of(bytes, &rounded);
+    pthread_mutex_lock(&m.lock);
+    bool  fail = m.fail_at > 0 && --m.fail_at == 0;
+    void *p = NULL;
+    if (!fail) {
+        p = m.bin[c];
+        if (p) m.bin[c] = ((free_block *)p)->next;
+        else p = fresh(rounded);
+    }
+    if (p) {
+        m.allocated += (int64_t)rounded;
+        if (m.allocated > m.peak) m.peak = m.allocated;
+    }
+    int64_t in_use = m.allocated;
+    pthread_mutex_unlock(&m.lock);
+    if (!p) {
+        ddp__fail(DDP_ENOMEM, "out of memory: %zu bytes asked for, %lld MB in use", bytes, (long long)(in_use >> 20));
+        return NULL;
+    }
+    atomic_fetch_add_explicit(&since_gc, (int_fast64_t)rounded, memory_order_relaxed);
+    return p;
+}
+
+void ddp__mem_free(void *p, size_t bytes) {
+    if (!p) return;
+    size_t rounded;
+    int    c = class_of(bytes, &rounded);
+    pthread_mutex_lock(&m.lock);
+    m.allocated -= (int64_t)rounded;
+#ifdef __SANITIZE_ADDRESS__ /* a cache would hide writes after free */
+    (void)c;
+    m.reserved -= (int64_t)rounded;
+    system_free(p, rounded);
+#else
+    ((free_block *)p)->next = m.bin[c];
+    m.bin[c] = p;
+#endif
+    pthread_mutex_unlock(&m.lock);
+}
+
+void ddp__mem_count_tensor(int d) { atomic_fetch_add_explicit(&live_tensors, d, memory_order_relaxed); }
+
+void ddp_memory_stats(int device, ddp_memory *out) {
+    (void)device;
+    pthread_mutex_lock(&m.lock);
+    *out = (ddp_memory){m.allocated, m.reserved, m.peak, atomic_load(&live_tensors)};
+    pthread_mutex_unlock(&m.lock);
+}
+
+void ddp_memory_reset_peak(int device) {
+    (void)device;
+    pthread_mutex_lock(&m.lock);
+    m.peak = m.allocated;
+    pthread_mutex_unlock(&m.lock);
+}
+
+void ddp_memory_empty_cache(void) {
+    pthread_mutex_lock(&m.lock);
+    trim(0);
+    pthread_mutex_unlock(&m.lock);
+}
+
+void ddp_memory_fail_at(int64_t k) {
+    pthread_mutex_lock(&m.lock);
+    m.fail_at = k;
+    pthread_mutex_unlock(&m.lock);
+}
+
+int64_t ddp_live_bytes_since_gc(void) { return atomic_load_explicit(&since_gc, memory_order_relaxed); }
+void ddp_memory_gc_done(void) { atomic_store_explicit(&since_gc, 0, memory_order_relaxed); }
+
+void ddp_set_memory_hooks(void *(*alloc)(void *, size_t), void (*release)(void *, void *, size_t), void *ctx) {
+    pthread_mutex_lock(&m.lock);
+    m.hook_alloc = alloc;
+    m.hook_free = release;
+    m.hook_ctx = ctx;
+    pthread_mutex_unlock(&m.lock);
+}

@@ -1,0 +1,127 @@
+/* registry.c -- kernel lists, plug-ins, and the choice of a kernel. */
+#include "registry.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const ddp_op_def *ddp__op_by_name(const char *name) {
+    for (int i = 0; i < DDP_OP_COUNT; i++)
+        if (strcmp(ddp__ops[i].name, name) == 0) return &ddp__ops[i];
+    return NULL;
+}
+
+static const ddp_kernel_list *lists[DDP_MAX_LISTS]; /* in order of preference */
+static pthread_once_t          once = PTHREAD_ONCE_INIT;
+static const char             *only;
+static _Thread_local const char *last_kernel = "";
+
+/* ---- the oneDNN plug-in: loaded by the first call that is worth it --------------------------------------------------- */
+
+enum { ONEDNN = 0, CPU = 1, REF = 2 };
+static const double worth_flops = 2e6; /* below, the price of a primitive outweighs what it gains */
+static pthread_once_t onednn_once = PTHREAD_ONCE_INIT;
+static char           onednn_why[256]; /* why it is not there */
+
+static bool onednn_has(const ddp_op_def *op) {
+    switch (op->id) {
+        case DDP_OP_conv2d:
+        case DDP_OP_conv2d_grad_input:
+        case DDP_OP_conv2d_grad_weight:
+        case DDP_OP_matmul:
+        case DDP_OP_linear:
+        case DDP_OP_max_pool2d:
+        case DDP_OP_avg_pool2d:
+        case DDP_OP_batch_norm:
+        case DDP_OP_batch_norm_grad: return true;
+        default: return false;
+    }
+}
+
+/* The folder this library lies in, with its slash. */
+static void own_folder(char *out, size_t n) {
+    Dl_info info;
+    out[0] = 0;
+    if (!dladdr((void *)(uintptr_t)&ddp__op_by_name, &info) || !info.dli_fname) return;
+    snprintf(out, n, "%s", info.dli_fname);
+    char *slash = strrchr(out, '/');
+    if (slash) slash[1] = 0;
+    else out[0] = 0;
+}
+
+static void load_onednn(void) {
+    char path[1024];
+    own_folder(path, sizeof path - 32);
+    strcat(path, "libddp_onednn.so");
+    void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!lib) {
+        snprintf(onednn_why, sizeof onednn_why, "%s", dlerror());
+        ddp__log(DDP_LOG_DEBUG, "onednn is not used: %s", onednn_why);
+        return;
+    }
+    const ddp_kernel_list *(*entry)(void);
+    *(void **)&entry = dlsym(lib, "ddp_plugin_kernels");
+    if (entry) lists[ONEDNN] = entry();
+}
+
+static double call_flops(const ddp_call *c) {
+    if (c->op->rules->flops) return c->op->rules->flops(c);
+    return c->out[0] ? (double)c->out[0]->numel : 0;
+}
+
+/* ---- the choice ---------------------------------------------------------------------------------------------------------- */
+
+static void load_lists(void) {
+    lists[CPU] = ddp__kernels_cpu();
+    lists[REF] = &ddp__kernels_ref;
+    const char *env = getenv("DDP_KERNELS");
+    if (env && *env) only = strdup(env);
+}
+
+int ddp__kernels_only(const char *list) {
+    pthread_once(&once, load_lists);
+    if (list && strcmp(list, "ref") != 0 && strcmp(list, "cpu") != 0 && strcmp(list, "onednn") != 0)
+        return ddp__fail(DDP_EINVAL, "kernels: no list %s", list);
+    if (list && strcmp(list, "onednn") == 0) {
+        pthread_once(&onednn_once, load_onednn);
+        if (!lists[ONEDNN]) return ddp__fail(DDP_ENOSUP, "kernels: onednn is not there: %s", onednn_why);
+    }
+    only = list;
+    return 0;
+}
+
+const char *ddp__last_kernel(void) { return last_kernel; }
+
+static const ddp_kernel *pick_from(const ddp_kernel_list *list, const ddp_call *c, const char **why) {
+    const ddp_kernel *k = list ? list->by_op[c->op->id] : NULL;
+    for (; k && k->name; k++) {
+        const char *no = k->reject ? k->reject(c) : NULL;
+        if (!no) return k;
+        *why = no;
+    }
+    return NULL;
+}
+
+const ddp_kernel *ddp__pick_kernel(const ddp_call *c) {
+    pthread_once(&once, load_lists);
+    const char       *why = "no kernel";
+    const ddp_kernel *k = NULL;
+    for (int i = 0; i < DDP_MAX_LISTS && !k; i++) {
+        if (i == ONEDNN && (!onednn_has(c->op) || (!only && call_flops(c) < worth_flops))) continue;
+        if (i == ONEDNN && (!only || strcmp(only, "onednn") == 0)) pthread_once(&onednn_once, load_onednn);
+        if (!lists[i] || (only && strcmp(only, lists[i]->name) != 0)) continue;
+        k = pick_from(lists[i], c, &why);
+    }
+    if (!k) ddp__op_fail(c, DDP_ENOSUP, "%s", why);
+    else last_kernel = k->name;
+    return k;
+}
+
+const char *ddp_version(void) {
+    static char text[128];
+    const char *onednn = lists[ONEDNN] ? lists[ONEDNN]->name : "";
+    snprintf(text, sizeof text, "ddp 0.1.0%s%s", *onednn ? " " : "", onednn);
+    return text;
+}

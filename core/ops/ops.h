@@ -1,0 +1,29 @@
+/* ops.h -- what the rules of ops share. */
+#ifndef DDP_OPS_RULES_H
+#define DDP_OPS_RULES_H
+
+#include "../op/op.h"
+
+/* g summed over the dims where a tensor of meta m was broadcast to g's shape; g itself where it was not. */
+DDP_LOCAL ddp_tensor *ddp__sum_to(ddp_tensor *g, const ddp_meta *m);
+
+/* x in another shape: a view where the strides allow, else a copy. A new reference (the scope's in a scope). */
+DDP_LOCAL ddp_tensor *ddp__reshape(ddp_tensor *x, int ndim, const int64_t *size);
+/* Can m be seen as `size` (no -1 in it) without a copy? Then its strides, when asked for. */
+DDP_LOCAL bool ddp__view_fits(const ddp_meta *m, int ndim, const int64_t *size, int64_t *stride);
+
+/* The gradient of a fused op by re-running its unfused chain: for second gradients. `chain` computes the op's outputs
+ * from inputs by simple ops (NULL entries: outputs without gradient). Reads v->in (all that chain reads must be saved). */
+typedef int (*ddp_chain_fn)(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out);
+DDP_LOCAL int ddp__vjp_by_chain(ddp_vjp *v, ddp_chain_fn chain);
+
+/* Inference of ops that make tensors: checks dtype, device and sizes. */
+DDP_LOCAL int ddp__new_tensor(const ddp_call *c, int64_t dtype, int64_t device, int ndim, const int64_t *size, ddp_meta *out);
+
+/* Sizes of a window op along one dim: (in + 2*pad - dilation*(k-1) - 1)/stride + 1 rounded down; < 1 when it exceeds. */
+static inline int64_t ddp__window_out(int64_t in, int64_t k, int64_t stride, int64_t pad, int64_t dilation) {
+    int64_t room = in + 2 * pad - dilation * (k - 1) - 1;
+    return room < 0 ? 0 : room / stride + 1;
+}
+
+#endif

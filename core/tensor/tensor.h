@@ -1,0 +1,102 @@
+/* tensor.h -- storage, shape and the tensor handle as the rooms above see them. */
+#ifndef DDP_TENSOR_H
+#define DDP_TENSOR_H
+
+#include <stdatomic.h>
+
+#include "../base/base.h"
+
+/* What is known of a tensor without its data. */
+typedef struct ddp_meta {
+    ddp_dtype dtype;
+    int       device;
+    int       ndim;
+    int64_t   size[DDP_MAX_DIM];
+    int64_t   stride[DDP_MAX_DIM]; /* elements */
+    int64_t   offset;              /* elements into the storage */
+} ddp_meta;
+
+/* Bytes with a count of owners and a count of writes. */
+typedef struct ddp_storage {
+    atomic_int  refs;
+    bool        graph_views; /* a view of it was recorded: in place is refused inside graphs */
+    int         device;
+    size_t      bytes;
+    void       *data;
+    atomic_uint_fast64_t version; /* writes so far; the tape notes it with what it saves */
+    void      (*deleter)(void *ctx); /* of blobs; NULL: the allocator's */
+    void       *ctx;
+} ddp_storage;
+
+typedef struct ddp_node ddp_node;           /* grad/tape.h */
+typedef struct ddp_leaf_info ddp_leaf_info; /* grad/tape.h */
+
+struct ddp_tensor {
+    ddp_meta     m;
+    int64_t      numel;
+    atomic_int   refs;
+    ddp_storage *storage;
+    uint64_t     id;
+    bool         requires_grad; /* a leaf that wants a gradient */
+    bool         is_number;     /* ddp_scalar: weak in promotion */
+    bool         is_view;       /* made by a view op of a tensor in a graph */
+    int          node_out;      /* which output of node this is */
+    ddp_node    *node;          /* the op that made it; NULL for a leaf */
+    ddp_tensor  *grad;
+    ddp_leaf_info *leaf;        /* accumulation node, hooks, bucket; NULL until needed */
+};
+
+/* Bytes from the caching allocator; NULL with the error set. */
+DDP_LOCAL ddp_storage *ddp__storage_new(size_t bytes, int device);
+DDP_LOCAL void ddp__storage_release(ddp_storage *s);
+
+/* A tensor over `s` (one more reference to it); takes m as it is. NULL with the error set. */
+DDP_LOCAL ddp_tensor *ddp__tensor_over(ddp_storage *s, const ddp_meta *m);
+/* A tensor with storage of its own for m (offset 0, dense). */
+DDP_LOCAL ddp_tensor *ddp__tensor_new(const ddp_meta *m);
+/* As results of ops are given out: to the open scope, if there is one. Returns t. */
+DDP_LOCAL ddp_tensor *ddp__scope_own(ddp_tensor *t);
+/* Does a scope of this thread own new results? */
+DDP_LOCAL bool ddp__in_scope(void);
+
+static inline char *ddp__ptr(const ddp_tensor *t); /* first element */
+
+/* Row-major strides for m's sizes, offset 0. */
+DDP_LOCAL void ddp__meta_rowmajor(ddp_meta *m);
+/* Channels-last strides for 4 dims (N, C, H, W in logical order), else row-major. */
+DDP_LOCAL void ddp__meta_channels_last(ddp_meta *m);
+DDP_LOCAL int64_t ddp__meta_numel(const ddp_meta *m);
+DDP_LOCAL bool ddp__meta_is_rowmajor(const ddp_meta *m);
+/* 4-D and dense with C innermost. Dims of size 1 never matter. */
+DDP_LOCAL bool ddp__meta_is_channels_last(const ddp_meta *m);
+/* Every element of a block of numel elements, in some order of dims, no gaps, no overlaps. */
+DDP_LOCAL bool ddp__meta_is_dense(const ddp_meta *m);
+DDP_LOCAL bool ddp__meta_same_size(const ddp_meta *a, const ddp_meta *b);
+/* "[2,3]" into buf; returns buf. */
+DDP_LOCAL const char *ddp__shape_text(int ndim, const int64_t *size, char *buf, size_t n);
+#define DDP_SHAPE_TEXT(m) ddp__shape_text((m)->ndim, (m)->size, (char[160]){0}, 160)
+
+static inline bool ddp__is_float(ddp_dtype d) { return d <= DDP_BF16; }
+static inline bool ddp__is_int(ddp_dtype d) { return d >= DDP_I64 && d <= DDP_U8; }
+DDP_LOCAL extern const uint8_t ddp__dtype_bytes[DDP_DTYPES];
+
+static inline char *ddp__ptr(const ddp_tensor *t) {
+    return (char *)t->storage->data + t->m.offset * ddp__dtype_bytes[t->m.dtype];
+}
+
+/* f16 and bf16 as bits, rounded to nearest even (dtype.c). */
+DDP_LOCAL float ddp__f16_to_f32(uint16_t h);
+DDP_LOCAL uint16_t ddp__f32_to_f16(float f);
+static inline float ddp__bf16_to_f32(uint16_t h) {
+    union { uint32_t u; float f; } x = {(uint32_t)h << 16};
+    return x.f;
+}
+DDP_LOCAL uint16_t ddp__f32_to_bf16(float f);
+/* Element i (in elements from p) of any dtype as a double, and back. */
+DDP_LOCAL double ddp__load(ddp_dtype d, const void *p, int64_t i);
+DDP_LOCAL void ddp__store(ddp_dtype d, void *p, int64_t i, double v);
+
+/* Set by grad at start-up: frees what hangs on a handle (node, leaf info). */
+DDP_LOCAL extern void (*ddp__tensor_drop_history)(ddp_tensor *t);
+
+#endif
