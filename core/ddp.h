@@ -186,7 +186,6 @@ DDP_API int ddp_item(const ddp_tensor *t, double *value);
 DDP_API int ddp_to_doubles(const ddp_tensor *t, double *out);
 /* Values, shape and dtype as text, as people read them. Writes at most n bytes with the final 0; returns the full length. */
 DDP_API size_t ddp_to_text(const ddp_tensor *t, char *buf, size_t n);
-/* Copies rows ids[0..n) of a contiguous tensor of any dtype into out ([n, ...]); for loaders. */
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
 
@@ -293,8 +292,8 @@ DDP_API int ddp_broadcast_bytes_patient(void **data, int64_t *n, int root);
 typedef struct ddp_reducer_opts {
     size_t size;         /* sizeof(ddp_reducer_opts) */
     double bucket_mb;    /* 0: 25 */
-    int    reduce;       /* DDP_MEAN (0 is taken as mean), DDP_SUM; weighted: see weighted */
-    int    weighted;     /* 1: the mean weighted by each backward's weight */
+    int    sum;          /* 1: the sum of the ranks' gradients; 0: their mean */
+    int    weighted;     /* 1: the mean, weighted by each backward's weight */
     const char *const *names; /* [n] [OPTIONAL] names for messages */
 } ddp_reducer_opts;
 /* Reduces gradients of params over the ranks in buckets while ddp_backward runs. Compares names, shapes, dtypes and order
@@ -328,8 +327,10 @@ typedef struct ddp_adam_opts {
 /* params [n] are retained. State is made at the first step of each parameter. Compute thread. */
 DDP_API int ddp_optim_sgd(ddp_tensor *const *params, int n, const ddp_sgd_opts *opts, ddp_optim **out);
 DDP_API int ddp_optim_adam(ddp_tensor *const *params, int n, const ddp_adam_opts *opts, ddp_optim **out);
-/* Moves every parameter that has a gradient; waits for reducers first. */
+/* Moves every parameter that has a gradient, and closes the step in the run's numbers. */
 DDP_API int ddp_optim_step(ddp_optim *o);
+/* Moves them and leaves the step open: for several optimizers in one step. */
+DDP_API int ddp_optim_apply(ddp_optim *o);
 /* Drops the gradients; buckets keep their bytes. */
 DDP_API int ddp_optim_zero_grad(ddp_optim *o);
 DDP_API int ddp_optim_set_lr(ddp_optim *o, double lr);

@@ -11,6 +11,8 @@ typedef struct ddp_store_server ddp_store_server; /* its own thread */
 /* Serves on the listening socket `fd`, which it owns from now on. NULL with the error set. */
 DDP_LOCAL ddp_store_server *ddp__store_serve(int fd);
 DDP_LOCAL void ddp__store_server_free(ddp_store_server *s);
+/* The lowest rank that waits for a key now, -1 when none does. Any thread. */
+DDP_LOCAL int ddp__store_server_waiting(const ddp_store_server *s);
 /* A listening socket on 127.0.0.1 (any = false) or all addresses; *port 0: the system chooses, and it is told. */
 DDP_LOCAL int ddp__store_listen(bool any, int *port);
 /* Connects; tries again until the deadline (ddp__now seconds). NULL with DDP_ETIMEOUT or DDP_EIO set. */

@@ -1,0 +1,126 @@
+# Builds ddp. `make help` lists the targets.
+SHELL := /bin/bash
+PREFIX ?= /usr/local
+DESTDIR ?=
+SAN ?=
+B := build$(if $(SAN),-$(SAN))
+CC := gcc
+LUAJIT := luajit
+OPT ?= -O3
+WERROR ?= $(if $(CI),-Werror)
+
+CFLAGS_ALL := -std=c11 -D_GNU_SOURCE $(OPT) -g -fPIC -fvisibility=hidden -fopenmp -Wall -Wextra -Wshadow=local -MMD -MP $(WERROR) -Icore -I$(B)/gen
+LDFLAGS_ALL := -Wl,-z,nodelete,-z,defs -fopenmp
+ifeq ($(SAN),address)
+CFLAGS_ALL += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -DDDP_SAN
+LDFLAGS_ALL := -Wl,-z,nodelete -fopenmp -fsanitize=address,undefined
+OPT := -O1
+endif
+LUA_CFLAGS := $(shell pkg-config --cflags luajit 2>/dev/null)
+LUA_LIBS := $(shell pkg-config --libs luajit 2>/dev/null)
+HAVE_DNNL := $(shell test -e /usr/include/dnnl.h -o -e /usr/include/oneapi/dnnl/dnnl.h && echo yes)
+
+CORE_SRC := $(wildcard core/base/*.c core/tensor/*.c core/mem/*.c core/op/*.c core/ops/*.c core/grad/*.c core/comm/*.c core/data/*.c) $(wildcard kernels/ref/*.c)
+CPU_SRC := $(filter-out kernels/cpu/list.c,$(wildcard kernels/cpu/*.c))
+ISAS := v2 v3 v4
+CORE_OBJ := $(CORE_SRC:%.c=$(B)/obj/%.o) $(B)/obj/ops_table.o $(foreach i,$(ISAS),$(CPU_SRC:kernels/cpu/%.c=$(B)/obj/cpu-$(i)/%.o)) $(B)/obj/kernels/cpu/list.o
+HOST_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/host/*.c))
+RUN_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/launch/*.c) core/comm/store.c core/base/error.c core/base/log.c core/base/threads.c core/base/phase.c)
+DNNL_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard kernels/onednn/*.c))
+GEN := $(B)/gen/ddp_ops.h $(B)/gen/op_attrs.h $(B)/gen/ops_table.c $(B)/lua/ddp/ops_sig.lua
+LIBS := $(B)/libddp.so $(B)/libddp_host.so $(if $(HAVE_DNNL),$(B)/libddp_onednn.so) $(B)/ddprun
+
+all: deps-check $(LIBS) $(B)/lua/ddp/cdef.lua ## build everything into build/
+	@echo "ddp: $$($(LUAJIT) -v | cut -d' ' -f1-2) onednn $(if $(HAVE_DNNL),$$(pkg-config --modversion dnnl 2>/dev/null || echo yes),no (libdnnl-dev is missing)) cuda no (not built yet)"
+
+# ---- packages ------------------------------------------------------------------------------------------------
+deps-check:
+	@vendor/need.sh build
+deps: ## install what building and testing needs (Debian, as root)
+	@vendor/need.sh --install build test lint
+
+# ---- what follows from ops.def -----------------------------------------------------------------------------------
+$(GEN) &: core/op/ops.def scripts/tools/gen_ops.lua
+	@mkdir -p $(B)/gen/lua/ddp $(B)/lua/ddp
+	$(LUAJIT) scripts/tools/gen_ops.lua core/op/ops.def $(B)/gen
+	@mv $(B)/gen/lua/ddp/ops_sig.lua $(B)/lua/ddp/ops_sig.lua
+
+$(B)/lua/ddp/cdef.lua: core/ddp.h core/ddp_data.h $(B)/gen/ddp_ops.h
+	@mkdir -p $(@D)
+	(echo 'return [['; cat core/ddp.h core/ddp_data.h $(B)/gen/ddp_ops.h | grep -v '^#include' | $(CC) -E -P -DDDP_CDEF -x c - ; echo ']]') > $@
+
+# ---- compiling ------------------------------------------------------------------------------------------------------
+$(B)/obj/core/host/%.o: CFLAGS_ALL += $(LUA_CFLAGS)
+$(B)/obj/%.o: %.c | $(GEN)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -c $< -o $@
+$(B)/obj/ops_table.o: $(B)/gen/ops_table.c | $(GEN)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -c $< -o $@
+define isa_rule
+$(B)/obj/cpu-$(1)/%.o: kernels/cpu/%.c | $(GEN)
+	@mkdir -p $$(@D)
+	$(CC) $(CFLAGS_ALL) -march=x86-64-$(1) $(if $(filter v4,$(1)),-mprefer-vector-width=512) -DDDP_CPU_ISA=$(1) -c $$< -o $$@
+endef
+$(foreach i,$(ISAS),$(eval $(call isa_rule,$(i))))
+
+$(B)/libddp.so: $(CORE_OBJ)
+	$(CC) -shared -Wl,-soname,libddp.so $(LDFLAGS_ALL) -o $@ $^ -lmvec -lm -ldl -lpthread
+$(B)/libddp_onednn.so: $(DNNL_OBJ) $(B)/libddp.so
+	$(CC) -shared $(LDFLAGS_ALL) -o $@ $(DNNL_OBJ) -L$(B) -lddp -ldnnl -lm -Wl,-rpath,'$$ORIGIN'
+$(B)/libddp_host.so: $(HOST_OBJ) $(B)/libddp.so
+	$(CC) -shared -Wl,-soname,libddp_host.so $(LDFLAGS_ALL) -o $@ $(HOST_OBJ) -L$(B) -lddp $(LUA_LIBS) -lpthread -Wl,-rpath,'$$ORIGIN'
+$(B)/ddprun: $(RUN_OBJ)
+	$(CC) $(filter-out -fopenmp -Wl$(comma)-z%,$(LDFLAGS_ALL)) -rdynamic -o $@ $^ -ldl -lpthread
+comma := ,
+
+# ---- using -------------------------------------------------------------------------------------------------------------
+demo: ## install what is missing, build, train ResNet-20 on digits on two ranks
+	@vendor/need.sh --install build
+	@$(MAKE) --no-print-directory all
+	$(B)/ddprun -n 2 scripts/train_resnet.lua
+
+install: all ## install into PREFIX (default /usr/local)
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/ddp/lua $(DESTDIR)$(PREFIX)/share/ddp/scripts
+	install $(B)/ddprun $(DESTDIR)$(PREFIX)/bin/
+	for l in $(notdir $(filter %.so,$(LIBS))); do install $(B)/$$l $(DESTDIR)$(PREFIX)/lib/; done
+	install -m 644 core/ddp.h core/ddp_host.h core/ddp_data.h $(B)/gen/ddp_ops.h $(DESTDIR)$(PREFIX)/include/
+	cp -r lua/ddp $(DESTDIR)$(PREFIX)/share/ddp/lua/
+	install -m 644 $(B)/lua/ddp/*.lua $(DESTDIR)$(PREFIX)/share/ddp/lua/ddp/
+	install -m 644 scripts/*.lua $(DESTDIR)$(PREFIX)/share/ddp/scripts/
+	cp -r scripts/data $(DESTDIR)$(PREFIX)/share/ddp/scripts/
+	for p in ddp ddp-host; do sed 's|@PREFIX@|$(PREFIX)|' vendor/$$p.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/$$p.pc; done
+
+# ---- checking --------------------------------------------------------------------------------------------------------------
+test: ## install what is missing, build, run every test
+	@vendor/need.sh --install build test
+	@$(MAKE) --no-print-directory all
+	tests/run.sh $(B)
+
+test-san: ## the C and Lua tests under AddressSanitizer and UBSan
+	@vendor/need.sh --install build test
+	@$(MAKE) --no-print-directory all SAN=address
+	tests/run.sh build-address c ops lua
+
+check: all ## the rules of the house: includes, sizes, exports, ops
+	scripts/tools/check.sh $(B)
+
+lint: all ## clang-format, clang-tidy, luacheck
+	@vendor/need.sh --install lint
+	scripts/tools/lint.sh $(B)
+
+format: ## clang-format all C in place
+	clang-format -i $$(git ls-files '*.c' '*.h')
+
+bench: all ## speed beside PyTorch's, where a torch is installed (PYTHON=...)
+	tests/bench/run.sh $(B)
+
+clean: ## remove what was built
+	rm -rf build build-address
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+.PHONY: all deps deps-check demo install test test-san check lint format bench clean help
+.SUFFIXES:
+-include $(shell find $(B) -name '*.d' 2>/dev/null)

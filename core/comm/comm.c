@@ -1,0 +1,266 @@
+/* comm.c -- collectives on tensors and bytes: what is the same for every engine. */
+#include "comm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Thread_local char where[96];
+
+void ddp_set_where(const char *w) { snprintf(where, sizeof where, "%s", w ? w : ""); }
+
+int ddp_set_solo(int on) {
+    int before = ddp__job.solo;
+    ddp__job.solo = on != 0;
+    return before;
+}
+
+int ddp__job_ready(const char *what) {
+    int st = ddp_init(NULL);
+    if (st == 0 && ddp__job.solo) st = ddp__fail(DDP_ESTATE, "%s: a collective inside rank0, where the other ranks do not come", what);
+    if (st == 0 && ddp__job.size > 1 && !ddp__job.comm) st = ddp__fail(DDP_ESTATE, "%s: after finish", what);
+    return st;
+}
+
+/* ---- running one --------------------------------------------------------------------------------------------------- */
+
+ddp_coll ddp__coll(ddp_coll_kind kind, const void *in, void *buf, int64_t count, ddp_dtype dtype, const char *name) {
+    ddp_coll c = {.in = in, .buf = buf, .count = count, .dtype = dtype, .weight = 1, .deadline_s = ddp__job.timeout};
+    c.sig.kind = (int32_t)kind;
+    c.sig.dtype = (int32_t)dtype;
+    c.sig.count = count;
+    snprintf(c.sig.name, sizeof c.sig.name, "%s", name ? name : "");
+    return c;
+}
+
+int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
+    const ddp_engine *e = ddp__job.engine;
+    ddp_req          *r = NULL;
+    coll->sig.reduce = coll->reduce;
+    coll->sig.root = coll->root;
+    memcpy(coll->sig.where, where, sizeof where);
+    ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
+    int       st = e->post(ddp__job.comm, coll, &r);
+    ddp__phase_enter(phase);
+    if (st < 0) return st;
+    if (!req) return ddp__coll_wait(r, &coll->weight_sum);
+    *req = r;
+    return 0;
+}
+
+int ddp__coll_wait(ddp_req *req, double *weight_sum) {
+    const ddp_engine *e = ddp__job.engine;
+    ddp_phase         phase = ddp__phase_enter(DDP_PHASE_COMM);
+    int               st = e->wait(req);
+    if (st == 0 && weight_sum && e->weight_sum) *weight_sum = e->weight_sum(req);
+    e->req_free(req);
+    ddp__phase_enter(phase);
+    return st;
+}
+
+/* ---- tensors ------------------------------------------------------------------------------------------------------------ */
+
+struct ddp_work {
+    ddp_req    *req;
+    ddp_tensor *t;      /* the user's */
+    ddp_tensor *dense;  /* what is reduced; t itself, or a dense copy that goes back */
+    int         status; /* after the end */
+};
+
+static bool one_block(const ddp_tensor *t) { return ddp__meta_is_dense(&t->m); }
+
+static int finish_work(ddp_work *w) {
+    if (w->req) {
+        w->status = ddp__coll_wait(w->req, NULL);
+        w->req = NULL;
+    }
+    if (w->dense != w->t && w->dense && w->status == 0) {
+        int mode = ddp_set_grad_mode(0);
+        w->status = ddp_copy_(w->t, w->dense);
+        ddp_set_grad_mode(mode);
+    }
+    if (w->dense != w->t) ddp_release(w->dense);
+    if (w->status == 0) ddp_mark_written(w->t);
+    ddp_release(w->t);
+    w->t = w->dense = NULL;
+    return w->status;
+}
+
+int ddp_work_wait(ddp_work *w) {
+    if (ddp__pending()) return ddp__pending();
+    if (!w) return ddp__fail(DDP_ENULL, "wait: no handle");
+    return w->t ? finish_work(w) : w->status;
+}
+
+int ddp_work_test(ddp_work *w) {
+    if (ddp__pending()) return ddp__pending();
+    if (!w) return ddp__fail(DDP_ENULL, "test: no handle");
+    if (!w->t) return w->status < 0 ? w->status : 1;
+    int st = w->req ? ddp__job.engine->test(w->req) : 1;
+    if (st == 1) st = finish_work(w) < 0 ? w->status : 1;
+    return st;
+}
+
+void ddp_work_free(ddp_work *w) {
+    if (!w) return;
+    ddp_saved_error e;
+    ddp__error_save(&e);
+    if (w->t) finish_work(w);
+    ddp_error_take(NULL);
+    ddp__error_restore(&e);
+    free(w);
+}
+
+/* In place on t: all_reduce or broadcast. */
+static int in_place(ddp_coll_kind kind, const char *what, ddp_tensor *t, int reduce, int root, const char *name, ddp_work **out) {
+    if (ddp__pending()) return ddp__pending();
+    if (!t) return ddp__fail(DDP_ENULL, "%s: no tensor", what);
+    int st = ddp__job_ready(what);
+    if (st < 0) return st;
+    if (ddp__grad_on && ddp__wants_grad(t)) return ddp__fail(DDP_ESTATE, "%s: not differentiable; detach the tensor, or do it inside no_grad", what);
+    ddp_work *w = calloc(1, sizeof *w);
+    if (!w) return ddp__fail(DDP_ENOMEM, "%s: out of memory", what);
+    w->t = ddp_retain(t);
+    w->dense = one_block(t) ? t : ddp_keep(ddp_clone(t, 0));
+    if (!w->dense) st = ddp__pending();
+    if (st == 0 && ddp__job.size > 1) {
+        ddp_coll c = ddp__coll(kind, NULL, ddp__ptr(w->dense), t->numel, t->m.dtype, name);
+        c.reduce = reduce;
+        c.root = root;
+        st = ddp__coll_run(&c, &w->req);
+    }
+    w->status = st;
+    if (st == 0 && out) {
+        *out = w;
+        return 0;
+    }
+    st = finish_work(w);
+    free(w);
+    return st;
+}
+
+static int check_op(const char *what, const ddp_tensor *t, int op) {
+    if (op < DDP_SUM || op > DDP_MAX) return ddp__fail(DDP_EINVAL, "%s: op %d, expected sum, mean, min or max", what, op);
+    if (t && op == DDP_MEAN && !ddp__is_float(t->m.dtype)) return ddp__fail(DDP_EDTYPE, "%s: the mean of %s; cast to f32, or sum", what, ddp_dtype_name(t->m.dtype));
+    return 0;
+}
+
+int ddp_all_reduce(ddp_tensor *t, int op, const char *name, ddp_work **work) {
+    int st = ddp__pending() ? ddp__pending() : check_op("all_reduce", t, op);
+    return st < 0 ? st : in_place(DDP_COLL_ALL_REDUCE, "all_reduce", t, op, 0, name, work);
+}
+
+int ddp_broadcast(ddp_tensor *t, int root, const char *name, ddp_work **work) {
+    if (ddp__pending()) return ddp__pending();
+    if (root < 0 || root >= ddp_world_size()) return ddp__fail(DDP_EINVAL, "broadcast: root %d in a world of %d", root, ddp_world_size());
+    return in_place(DDP_COLL_BROADCAST, "broadcast", t, 0, root, name, work);
+}
+
+int ddp_barrier(void) {
+    if (ddp__pending()) return ddp__pending();
+    int st = ddp__job_ready("barrier");
+    if (st < 0 || ddp__job.size == 1) return st;
+    ddp_coll c = ddp__coll(DDP_COLL_BARRIER, NULL, NULL, 0, DDP_U8, NULL);
+    return ddp__coll_run(&c, NULL);
+}
+
+/* Collective ops with results, from the call path. */
+static int run_op(const ddp_call *c) {
+    int st = ddp__job_ready(c->op->name);
+    if (st < 0) return st;
+    if (c->op->id == DDP_OP_all_reduce_) return ddp_all_reduce(c->out[0], (int)((const ddp_all_reduce__attrs *)c->attrs)->op, NULL, NULL);
+    if (c->op->id == DDP_OP_broadcast_) return ddp_broadcast(c->out[0], (int)((const ddp_broadcast__attrs *)c->attrs)->root, NULL, NULL);
+    if (ddp__job.size == 1) {
+        const ddp_kernel *k = ddp__pick_kernel(c);
+        return k ? k->run(c) : ddp__pending();
+    }
+    ddp_tensor *in = ddp__meta_is_rowmajor(&c->in[0]->m) ? ddp_retain(c->in[0]) : ddp_keep(ddp_clone(c->in[0], 0));
+    if (!in) return ddp__pending();
+    bool     gather = c->op->id == DDP_OP_all_gather;
+    ddp_coll coll = ddp__coll(gather ? DDP_COLL_ALL_GATHER : DDP_COLL_REDUCE_SCATTER, ddp__ptr(in), ddp__ptr(c->out[0]),
+                              gather ? in->numel : c->out[0]->numel, in->m.dtype, NULL);
+    if (!gather) coll.reduce = (int)((const ddp_reduce_scatter_attrs *)c->attrs)->op;
+    st = ddp__coll_run(&coll, NULL);
+    ddp_release(in);
+    return st;
+}
+
+__attribute__((constructor)) static void fill_slot(void) { ddp__slots.collective = run_op; }
+
+/* ---- bytes ----------------------------------------------------------------------------------------------------------------- */
+
+void ddp_bytes_free(void *p) { free(p); }
+
+static int broadcast_bytes(void **data, int64_t *n, int root, double deadline) {
+    if (ddp__pending()) return ddp__pending();
+    bool mine = ddp_rank() == root;
+    int  st = ddp__job_ready("broadcast_object");
+    if (st < 0 || ddp__job.size == 1) return st;
+    int64_t  len = mine ? *n : 0;
+    ddp_coll c = ddp__coll(DDP_COLL_BROADCAST, NULL, &len, 1, DDP_I64, "object size");
+    c.root = root;
+    c.deadline_s = deadline;
+    if ((st = ddp__coll_run(&c, NULL)) < 0) return st;
+    void *buf = mine ? *data : malloc((size_t)len + 1);
+    if (!buf) return ddp__fail(DDP_ENOMEM, "broadcast_object: %lld bytes", (long long)len);
+    if (len > 0) {
+        c = ddp__coll(DDP_COLL_BROADCAST, NULL, buf, len, DDP_U8, "object");
+        c.root = root;
+        st = ddp__coll_run(&c, NULL);
+    }
+    if (mine) return st;
+    if (st < 0) {
+        free(buf);
+        return st;
+    }
+    ((char *)buf)[len] = 0;
+    *data = buf;
+    *n = len;
+    return 0;
+}
+
+int ddp_broadcast_bytes(void **data, int64_t *n, int root) { return broadcast_bytes(data, n, root, ddp__job.timeout); }
+int ddp_broadcast_bytes_patient(void **data, int64_t *n, int root) { return broadcast_bytes(data, n, root, 0); }
+
+int ddp_all_gather_bytes(const void *data, int64_t n, void **out, int64_t *n_out) {
+    if (ddp__pending()) return ddp__pending();
+    int st = ddp__job_ready("all_gather_object");
+    if (st < 0) return st;
+    int size = ddp__job.size;
+    n_out[0] = n;
+    if (size > 1) {
+        ddp_coll c = ddp__coll(DDP_COLL_ALL_GATHER, &n, n_out, 1, DDP_I64, "object sizes");
+        if ((st = ddp__coll_run(&c, NULL)) < 0) return st;
+    }
+    int64_t most = 0, total = 0;
+    for (int r = 0; r < size; r++) {
+        if (n_out[r] > most) most = n_out[r];
+        total += n_out[r];
+    }
+    char *all = malloc((size_t)total + 1), *padded = malloc((size_t)most * ((size_t)size + 1) + 1);
+    if (!all || !padded) {
+        st = ddp__fail(DDP_ENOMEM, "all_gather_object: out of memory");
+        goto fail;
+    }
+    char *mine = padded + most * size;
+    memset(mine, 0, (size_t)most);
+    if (n > 0) memcpy(mine, data, (size_t)n);
+    if (size == 1) {
+        memcpy(padded, mine, (size_t)most);
+    } else if (most > 0) {
+        ddp_coll c = ddp__coll(DDP_COLL_ALL_GATHER, mine, padded, most, DDP_U8, "objects");
+        if ((st = ddp__coll_run(&c, NULL)) < 0) goto fail;
+    }
+    char *to = all;
+    for (int r = 0; r < size; r++) {
+        memcpy(to, padded + most * r, (size_t)n_out[r]);
+        to += n_out[r];
+    }
+    free(padded);
+    *out = all;
+    return 0;
+fail:
+    free(all);
+    free(padded);
+    return st;
+}

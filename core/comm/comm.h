@@ -1,0 +1,31 @@
+/* comm.h -- the job as the rest of comm sees it: one engine, one communicator of all ranks. */
+#ifndef DDP_COMM_H
+#define DDP_COMM_H
+
+#include "../grad/tape.h"
+#include "engine.h"
+
+typedef struct ddp_job {
+    bool              initialized;
+    int               rank, size, local_rank, local_size;
+    double            timeout; /* seconds */
+    const ddp_engine *engine;  /* NULL in a world of one */
+    ddp_comm         *comm;
+    ddp_store        *store;
+    ddp_store_server *server;  /* of a world started by hand, on rank 0 */
+    bool              solo;    /* inside ddp.rank0: no collectives */
+} ddp_job;
+DDP_LOCAL extern ddp_job ddp__job;
+
+/* Joins if need be; a status. `what` is for the error inside rank0. */
+DDP_LOCAL int ddp__job_ready(const char *what);
+/* Starts coll on the communicator and, without `req`, waits for it. Fills in where. World of more than one. */
+DDP_LOCAL int ddp__coll_run(ddp_coll *coll, ddp_req **req);
+/* Waits for a request, its time counted as exposed communication; frees it. */
+DDP_LOCAL int ddp__coll_wait(ddp_req *req, double *weight_sum);
+/* A coll on `count` elements at buf. */
+DDP_LOCAL ddp_coll ddp__coll(ddp_coll_kind kind, const void *in, void *buf, int64_t count, ddp_dtype dtype, const char *name);
+/* A line for the launcher ("joined", "finished", "error ..."); nothing without one. */
+DDP_LOCAL void ddp__tell_launcher(const char *line);
+
+#endif

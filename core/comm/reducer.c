@@ -1,0 +1,398 @@
+/* reducer.c -- gradients of a model, reduced in buckets while backward runs.
+ *
+ * Parameters stand in buckets in reverse order, so that the last layers' gradients, which come first, go first. A
+ * bucket is one block of memory (the engine's, so that reducing needs no copy): the gradients one behind the other,
+ * each a view (p.grad), then one number a parameter that says whether this rank touched it. Buckets are posted in their
+ * order, the same on every rank. The order stays that of construction: with the one engine there is today reduction is
+ * work of the same cores, so an order by arrival has nothing to gain. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../mem/mem.h"
+#include "comm.h"
+
+typedef struct slot { /* of one parameter */
+    ddp_reducer *reducer;
+    ddp_tensor  *param; /* owned */
+    ddp_tensor  *view;  /* owned; its gradient's place in the bucket */
+    int          bucket, index; /* which bucket, which place in it */
+    bool         ready;   /* whole in this backward */
+    bool         reduced; /* holds a reduced gradient, not added to since */
+    bool         touched; /* by some rank, in the last reduction */
+} slot;
+
+typedef struct bucket {
+    void     *mem;
+    int64_t   count; /* elements, with the tail of touched numbers */
+    int64_t   tail;  /* where that begins */
+    ddp_dtype dtype;
+    int       n, n_ready;
+    slot    **slots; /* [n] */
+    ddp_req  *req;   /* posted and not yet waited for */
+} bucket;
+
+struct ddp_reducer {
+    slot        *slots; /* [n], in the order of parameters */
+    int          n;
+    bucket      *buckets;
+    int          n_buckets, n_posted;
+    int          reduce; /* DDP_MEAN or DDP_SUM */
+    bool         weighted, sync, active; /* active: gradients came in this backward, or were left by no_sync */
+    bool         unreduced;
+    ddp_reducer *next; /* of all reducers */
+};
+
+static ddp_reducer *all_reducers;
+
+/* ---- gradients come in ---------------------------------------------------------------------------------------------- */
+
+static int coll_of(ddp_reducer *r, int k, double weight, ddp_coll *c) {
+    char name[48];
+    snprintf(name, sizeof name, "bucket %d", k);
+    bucket *b = &r->buckets[k];
+    *c = ddp__coll(DDP_COLL_ALL_REDUCE, NULL, b->mem, b->count, b->dtype, name);
+    c->reduce = r->reduce;
+    c->weight = r->weighted || weight == 0 ? weight : 1;
+    return 0;
+}
+
+static void *element(const bucket *b, int64_t i) { return (char *)b->mem + i * ddp__dtype_bytes[b->dtype]; }
+
+/* Zeros where this rank has nothing, then the touched numbers. */
+static void close_bucket(bucket *b, double weight) {
+    for (int i = 0; i < b->n; i++) {
+        slot *s = b->slots[i];
+        bool  has = s->param->grad != NULL && weight != 0;
+        if (!has) memset(ddp__ptr(s->view), 0, (size_t)s->view->numel * ddp__dtype_bytes[b->dtype]);
+        ddp__store(b->dtype, b->mem, b->tail + i, has ? 1 : 0);
+    }
+}
+
+static int post_ready(ddp_reducer *r, double weight, bool all) {
+    while (r->n_posted < r->n_buckets) {
+        bucket *b = &r->buckets[r->n_posted];
+        if (!all && b->n_ready < b->n) return 0;
+        close_bucket(b, weight);
+        ddp_coll c;
+        coll_of(r, r->n_posted, weight, &c);
+        int st = ddp__coll_run(&c, &b->req);
+        if (st < 0) return st;
+        r->n_posted++;
+    }
+    return 0;
+}
+
+static int divide_by_world(ddp_tensor *g) {
+    ddp_tensor *world = ddp_keep(ddp_scalar(ddp__job.size));
+    int         st = ddp_div_(g, world);
+    ddp_release(world);
+    return st;
+}
+
+static int accumulate(ddp_tensor *leaf, ddp_tensor *grad, double weight) {
+    slot        *s = leaf->leaf->bucket_slot;
+    ddp_reducer *r = s->reducer;
+    int          st;
+    if (!leaf->grad) {
+        st = ddp_copy_(s->view, grad);
+        if (st == 0) leaf->grad = ddp_retain(s->view);
+    } else {
+        /* What was summed over the ranks already counts once, not once a rank. */
+        st = s->reduced && r->reduce == DDP_SUM ? divide_by_world(leaf->grad) : 0;
+        if (st == 0) st = ddp_add_(leaf->grad, grad);
+    }
+    if (st < 0) return st;
+    s->reduced = false;
+    r->active = true;
+    if (!r->sync) {
+        r->unreduced = true;
+        return 0;
+    }
+    if (!s->ready) {
+        s->ready = true;
+        r->buckets[s->bucket].n_ready++;
+    }
+    st = post_ready(r, weight, false);
+    if (st == 0 && r->n_posted > 0 && r->buckets[r->n_posted - 1].req) {
+        ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
+        st = ddp__job.engine->test(r->buckets[r->n_posted - 1].req);
+        ddp__phase_enter(phase);
+    }
+    return st < 0 ? st : 0;
+}
+
+/* ---- the end of a backward ----------------------------------------------------------------------------------------------- */
+
+/* Gradients of parameters that some rank touched appear on every rank; of the others there are none. */
+static void take_results(ddp_reducer *r) {
+    for (int i = 0; i < r->n; i++) {
+        slot   *s = &r->slots[i];
+        bucket *b = &r->buckets[s->bucket];
+        s->touched = ddp__load(b->dtype, b->mem, b->tail + s->index) > 0;
+        s->ready = false;
+        s->reduced = true;
+        ddp_mark_written(s->view);
+        if (s->touched && !s->param->grad) s->param->grad = ddp_retain(s->view);
+        if (!s->touched && s->param->grad) {
+            ddp_release(s->param->grad);
+            s->param->grad = NULL;
+        }
+    }
+    r->n_posted = 0;
+    for (int k = 0; k < r->n_buckets; k++) r->buckets[k].n_ready = 0;
+    r->active = r->unreduced = false;
+}
+
+static int reduce_all(ddp_reducer *r, double weight) {
+    int st = post_ready(r, weight, true);
+    for (int k = 0; k < r->n_buckets; k++) {
+        bucket *b = &r->buckets[k];
+        if (!b->req) continue;
+        int one = ddp__coll_wait(b->req, NULL); /* each is waited for and freed, also after a failure */
+        b->req = NULL;
+        if (st == 0) st = one;
+    }
+    if (st == 0) take_results(r);
+    return st;
+}
+
+static int backward_end(double weight) {
+    for (ddp_reducer *r = all_reducers; r; r = r->next) {
+        int st = r->active && r->sync ? reduce_all(r, weight) : 0;
+        if (st < 0) return st;
+    }
+    return 0;
+}
+
+static int set_grad(ddp_tensor *leaf, ddp_tensor *grad) {
+    slot *s = leaf->leaf->bucket_slot;
+    int   st = 0;
+    if (grad && grad != s->view) {
+        int mode = ddp_set_grad_mode(0);
+        st = ddp_copy_(s->view, grad);
+        ddp_set_grad_mode(mode);
+        if (st < 0) return st;
+    }
+    ddp_tensor *old = leaf->grad;
+    leaf->grad = grad ? ddp_retain(s->view) : NULL;
+    ddp_release(old);
+    return 0;
+}
+
+int ddp_reducer_finish(ddp_reducer *r) {
+    if (ddp__pending()) return ddp__pending();
+    if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
+    return r->active && r->sync ? reduce_all(r, 1) : 0;
+}
+
+int ddp_reducer_set_sync(ddp_reducer *r, int sync) {
+    if (ddp__pending()) return ddp__pending();
+    if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
+    r->sync = sync != 0;
+    return 0;
+}
+
+int ddp_reducer_reduce(ddp_reducer *r) {
+    if (ddp__pending()) return ddp__pending();
+    if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
+    int st = ddp__job_ready("reduce_gradients");
+    return st < 0 || r->n_buckets == 0 ? st : reduce_all(r, 1);
+}
+
+int ddp_reducer_skip(ddp_reducer *r) {
+    if (ddp__pending()) return ddp__pending();
+    if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
+    int st = ddp__job_ready("skip");
+    return st < 0 || r->n_buckets == 0 ? st : reduce_all(r, 0);
+}
+
+int ddp_reducer_touched(const ddp_reducer *r, int i) {
+    if (!r || i < 0 || i >= r->n) return 0;
+    return r->n_buckets ? r->slots[i].touched : r->slots[i].param->grad != NULL;
+}
+
+/* ---- construction ----------------------------------------------------------------------------------------------------------- */
+
+/* "w f32 [3,4]" a line: what all ranks must agree on. The caller frees. */
+static char *describe(ddp_tensor *const *params, int n, const char *const *names) {
+    size_t room = 256 * (size_t)n + 64, at = 0;
+    char  *text = malloc(room);
+    if (!text) {
+        ddp__fail(DDP_ENOMEM, "reducer: out of memory");
+        return NULL;
+    }
+    text[0] = 0;
+    for (int i = 0; i < n; i++) {
+        char number[24];
+        snprintf(number, sizeof number, "parameter %d", i + 1);
+        at += (size_t)snprintf(text + at, room - at, "%.80s %s %s\n", names ? names[i] : number, ddp_dtype_name(params[i]->m.dtype), DDP_SHAPE_TEXT(&params[i]->m));
+    }
+    return text;
+}
+
+/* The first line in which `mine` differs from rank 0's; false when none does. */
+static bool first_difference(const char *mine, const char *theirs, char *out, size_t n) {
+    for (int line = 1; *mine || *theirs; line++) {
+        size_t a = strcspn(mine, "\n"), b = strcspn(theirs, "\n");
+        if (a != b || memcmp(mine, theirs, a) != 0) {
+            snprintf(out, n, "parameter %d is %.*s on rank %d, %.*s on rank 0", line, a ? (int)a : 7, a ? mine : "missing", ddp__job.rank, b ? (int)b : 7, b ? theirs : "missing");
+            return true;
+        }
+        mine += a + (mine[a] != 0);
+        theirs += b + (theirs[b] != 0);
+    }
+    return false;
+}
+
+static int compare_models(ddp_tensor *const *params, int n, const char *const *names) {
+    char *mine = describe(params, n, names), diff[512] = "";
+    if (!mine) return ddp__pending();
+    int     st, size = ddp__job.size;
+    void   *data = mine, *all = NULL;
+    int64_t len = (int64_t)strlen(mine), *lens = calloc((size_t)size, sizeof *lens);
+    if (!lens) {
+        st = ddp__fail(DDP_ENOMEM, "reducer: out of memory");
+        goto done;
+    }
+    if ((st = ddp_broadcast_bytes(&data, &len, 0)) < 0) goto done;
+    first_difference(mine, data, diff, sizeof diff);
+    if (data != mine) free(data);
+    if ((st = ddp_all_gather_bytes(diff, (int64_t)strlen(diff), &all, lens)) < 0) goto done;
+    const char *at = all;
+    for (int r = 0; r < size && st == 0; at += lens[r++])
+        if (lens[r]) st = ddp__fail(DDP_EMISMATCH, "the ranks' models differ: %.*s", (int)lens[r], at);
+done:
+    free(mine);
+    free(all);
+    free(lens);
+    return st;
+}
+
+/* Fills b with parameters from `i` down, of one dtype, up to `limit` bytes. Returns the next one down. */
+static int fill_bucket(ddp_reducer *r, int i, size_t limit, bucket *b) {
+    b->slots = calloc((size_t)r->n, sizeof *b->slots);
+    if (!b->slots) return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
+    b->dtype = r->slots[i].param->m.dtype;
+    for (; i >= 0; i--) {
+        slot  *s = &r->slots[i];
+        size_t bytes = (size_t)(b->count + s->param->numel) * ddp__dtype_bytes[b->dtype];
+        if (s->param->m.dtype != b->dtype || (b->n && bytes > limit)) break;
+        s->bucket = r->n_buckets;
+        s->index = b->n;
+        b->slots[b->n++] = s;
+        b->count += (s->param->numel + 15) / 16 * 16; /* views begin on cache lines */
+    }
+    b->tail = b->count;
+    b->count += b->n;
+    return i;
+}
+
+static int make_views(bucket *b) {
+    int64_t at = 0;
+    for (int i = 0; i < b->n; i++) {
+        slot    *s = b->slots[i];
+        ddp_meta m = s->param->m;
+        if (!ddp__meta_is_dense(&m)) ddp__meta_rowmajor(&m);
+        s->view = ddp_keep(ddp_from_blob(element(b, at), m.ndim, m.size, m.stride, (int)b->dtype, DDP_CPU, NULL, NULL));
+        if (!s->view) return ddp__pending();
+        at += (s->param->numel + 15) / 16 * 16;
+        ddp_leaf_info *info = ddp__leaf_info(s->param);
+        if (!info) return ddp__pending();
+        if (info->bucket_slot) return ddp__fail(DDP_ESTATE, "reducer: a parameter belongs to another reducer already");
+        info->bucket_slot = s;
+    }
+    return 0;
+}
+
+static int make_buckets(ddp_reducer *r, double bucket_mb) {
+    size_t limit = (size_t)((bucket_mb > 0 ? bucket_mb : 25) * (1 << 20));
+    r->buckets = calloc((size_t)r->n, sizeof *r->buckets);
+    if (!r->buckets) return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
+    for (int i = r->n - 1; i >= 0;) {
+        bucket *b = &r->buckets[r->n_buckets];
+        i = fill_bucket(r, i, limit, b);
+        if (ddp__pending()) return ddp__pending();
+        r->n_buckets++;
+        int st = ddp__job.engine->alloc(ddp__job.comm, (size_t)b->count * ddp__dtype_bytes[b->dtype], &b->mem);
+        if (st < 0 || (st = make_views(b)) < 0) return st;
+    }
+    return 0;
+}
+
+static int broadcast_params(ddp_tensor *const *params, int n) {
+    int mode = ddp_set_grad_mode(0), st = 0;
+    for (int i = 0; i < n && st == 0; i++) st = ddp_broadcast(params[i], 0, "parameters", NULL);
+    ddp_set_grad_mode(mode);
+    return st;
+}
+
+int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *opts, ddp_reducer **out) {
+    int st = ddp__job_ready("reducer");
+    if (st < 0) return st;
+    for (int i = 0; i < n; i++)
+        if (!params[i] || params[i]->node) return ddp__fail(DDP_EINVAL, "reducer: parameter %d is %s", i + 1, params[i] ? "a result of ops, not a leaf" : "missing");
+    ddp_reducer *r = calloc(1, sizeof *r);
+    if (!r || !(r->slots = calloc((size_t)n + 1, sizeof *r->slots))) {
+        free(r);
+        return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
+    }
+    r->n = n;
+    r->sync = true;
+    r->reduce = opts && opts->sum ? DDP_SUM : DDP_MEAN;
+    r->weighted = opts && opts->weighted;
+    for (int i = 0; i < n; i++) r->slots[i] = (slot){.reducer = r, .param = ddp_retain(params[i])};
+    r->next = all_reducers;
+    all_reducers = r;
+    if (ddp__job.size > 1) {
+        st = compare_models(params, n, opts ? opts->names : NULL);
+        if (st == 0) st = broadcast_params(params, n);
+        if (st == 0) st = make_buckets(r, opts ? opts->bucket_mb : 0);
+    }
+    if (st < 0) {
+        ddp_saved_error e;
+        ddp__error_save(&e);
+        ddp_reducer_free(r);
+        ddp__error_restore(&e);
+        return st;
+    }
+    *out = r;
+    return 0;
+}
+
+void ddp_reducer_free(ddp_reducer *r) {
+    if (!r) return;
+    for (ddp_reducer **p = &all_reducers; *p; p = &(*p)->next) {
+        if (*p != r) continue;
+        *p = r->next;
+        break;
+    }
+    for (int i = 0; i < r->n; i++) {
+        slot *s = &r->slots[i];
+        if (s->param->leaf && s->param->leaf->bucket_slot == s) s->param->leaf->bucket_slot = NULL;
+        if (s->view && s->param->grad == s->view) { /* the bucket goes; the gradient stays, in memory of its own */
+            ddp_saved_error e;
+            ddp__error_save(&e);
+            ddp_release(s->param->grad);
+            s->param->grad = ddp_keep(ddp_clone(s->view, 1));
+            ddp_error_take(NULL);
+            ddp__error_restore(&e);
+        }
+        ddp_release(s->view);
+        ddp_release(s->param);
+    }
+    for (int k = 0; k < r->n_buckets; k++) {
+        bucket *b = &r->buckets[k];
+        if (b->mem && ddp__job.comm) ddp__job.engine->dealloc(ddp__job.comm, b->mem);
+        free(b->slots);
+    }
+    free(r->buckets);
+    free(r->slots);
+    free(r);
+}
+
+__attribute__((constructor)) static void fill_slots(void) {
+    ddp__grad_slots.accumulate = accumulate;
+    ddp__grad_slots.backward_end = backward_end;
+    ddp__grad_slots.set_grad = set_grad;
+}

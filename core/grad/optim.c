@@ -1,0 +1,158 @@
+/* optim.c -- optimizer objects for C: parameters, state, and the step ops. */
+#include <stdlib.h>
+
+#include "tape.h"
+
+typedef enum kind { SGD, ADAM } kind;
+
+struct ddp_optim {
+    kind          kind;
+    int           n;
+    ddp_tensor  **params;   /* owned */
+    ddp_tensor  **state[2]; /* momentum buffer; or first and second moment; owned, NULL before the first step */
+    int64_t      *steps;    /* of each parameter */
+    ddp_sgd_opts  sgd;
+    ddp_adam_opts adam;
+    ddp_tensor  **list;     /* scratch of 4 n */
+};
+
+static ddp_optim *optim_new(kind k, ddp_tensor *const *params, int n) {
+    if (ddp__pending()) return NULL;
+    ddp_optim *o = calloc(1, sizeof *o);
+    if (o) {
+        size_t m = (size_t)n + 1;
+        o->params = calloc(m, sizeof *o->params);
+        o->state[0] = calloc(m, sizeof *o->params);
+        o->state[1] = calloc(m, sizeof *o->params);
+        o->steps = calloc(m, sizeof *o->steps);
+        o->list = calloc(4 * m, sizeof *o->list);
+    }
+    if (!o || !o->params || !o->state[0] || !o->state[1] || !o->steps || !o->list) {
+        ddp_optim_free(o);
+        ddp__fail(DDP_ENOMEM, "optim: out of memory");
+        return NULL;
+    }
+    o->kind = k;
+    for (int i = 0; i < n; i++) {
+        if (!params[i]) {
+            ddp__fail(DDP_ENULL, "optim: parameter %d is missing", i + 1);
+            ddp_optim_free(o);
+            return NULL;
+        }
+        o->params[o->n++] = ddp_retain(params[i]);
+    }
+    return o;
+}
+
+int ddp_optim_sgd(ddp_tensor *const *params, int n, const ddp_sgd_opts *opts, ddp_optim **out) {
+    ddp_optim *o = optim_new(SGD, params, n);
+    if (!o) return ddp__pending();
+    if (opts) o->sgd = *opts;
+    *out = o;
+    return 0;
+}
+
+int ddp_optim_adam(ddp_tensor *const *params, int n, const ddp_adam_opts *opts, ddp_optim **out) {
+    ddp_optim *o = optim_new(ADAM, params, n);
+    if (!o) return ddp__pending();
+    if (opts) o->adam = *opts;
+    ddp_adam_opts *a = &o->adam;
+    if (a->lr == 0) a->lr = 1e-3;
+    if (a->beta1 == 0) a->beta1 = .9;
+    if (a->beta2 == 0) a->beta2 = .999;
+    if (a->eps == 0) a->eps = 1e-8;
+    *out = o;
+    return 0;
+}
+
+static int make_state(ddp_optim *o, int k, int i, bool empty) {
+    if (o->state[k][i]) return 0;
+    ddp_tensor *p = o->params[i];
+    if (empty) o->state[k][i] = ddp_keep(ddp_empty(1, (int64_t[]){0}, (int)p->m.dtype, p->m.device));
+    else {
+        o->state[k][i] = ddp_keep(ddp_clone(p, 1));
+        if (o->state[k][i]) ddp_fill_(o->state[k][i], 0);
+    }
+    return ddp__pending();
+}
+
+/* Parameters that are at the same step go together: all of them, but for those whose gradient was missing before. */
+static int step_group(ddp_optim *o, int64_t step, bool *done) {
+    int n = 0, st = 0, lists = o->kind == SGD ? 3 : 4;
+    for (int pass = 0; pass < 2 && st == 0; pass++) { /* count, then lay out list behind list */
+        int k = 0;
+        for (int i = 0; i < o->n && st == 0; i++) {
+            if (!o->params[i]->grad || done[i] || o->steps[i] != step) continue;
+            if (pass == 1) {
+                st = make_state(o, 0, i, o->kind == SGD && o->sgd.momentum == 0);
+                if (st == 0 && o->kind == ADAM) st = make_state(o, 1, i, false);
+                o->list[k] = o->params[i];
+                o->list[n + k] = o->params[i]->grad;
+                o->list[2 * n + k] = o->state[0][i];
+                if (lists == 4) o->list[3 * n + k] = o->state[1][i];
+            }
+            k++;
+        }
+        n = k;
+    }
+    if (st < 0 || n == 0) return st;
+    ddp_tensor **l = o->list;
+    if (o->kind == SGD)
+        st = ddp_sgd_step(n, l, l + n, l + 2 * n, o->sgd.lr, o->sgd.momentum, o->sgd.dampening, o->sgd.weight_decay, o->sgd.nesterov, step == 0);
+    else
+        st = ddp_adam_step(n, l, l + n, l + 2 * n, l + 3 * n, o->adam.lr, o->adam.beta1, o->adam.beta2, o->adam.eps, o->adam.weight_decay, o->adam.decoupled, step + 1);
+    for (int i = 0; i < o->n && st == 0; i++)
+        if (o->params[i]->grad && !done[i] && o->steps[i] == step) done[i] = true;
+    return st;
+}
+
+int ddp_optim_apply(ddp_optim *o) {
+    if (ddp__pending()) return ddp__pending();
+    if (!o) return ddp__fail(DDP_ENULL, "optim: none");
+    bool *done = calloc((size_t)o->n + 1, sizeof *done);
+    if (!done) return ddp__fail(DDP_ENOMEM, "optim: out of memory");
+    ddp_phase phase = ddp__phase_enter(DDP_PHASE_OPTIMIZER);
+    int       mode = ddp_set_grad_mode(0), st = 0;
+    for (int i = 0; i < o->n && st == 0; i++)
+        if (!done[i] && o->params[i]->grad) st = step_group(o, o->steps[i], done);
+    for (int i = 0; i < o->n; i++) o->steps[i] += done[i];
+    ddp_set_grad_mode(mode);
+    ddp__phase_enter(phase);
+    free(done);
+    return st;
+}
+
+int ddp_optim_step(ddp_optim *o) {
+    int st = ddp_optim_apply(o);
+    if (st == 0) ddp_stats_step();
+    return st;
+}
+
+int ddp_optim_zero_grad(ddp_optim *o) {
+    if (ddp__pending()) return ddp__pending();
+    if (!o) return ddp__fail(DDP_ENULL, "optim: none");
+    for (int i = 0; i < o->n; i++) ddp_tensor_set_grad(o->params[i], NULL);
+    return ddp__pending();
+}
+
+int ddp_optim_set_lr(ddp_optim *o, double lr) {
+    if (ddp__pending()) return ddp__pending();
+    if (!o) return ddp__fail(DDP_ENULL, "optim: none");
+    o->sgd.lr = o->adam.lr = lr;
+    return 0;
+}
+
+void ddp_optim_free(ddp_optim *o) {
+    if (!o) return;
+    for (int i = 0; i < o->n; i++) {
+        ddp_release(o->params[i]);
+        ddp_release(o->state[0][i]);
+        ddp_release(o->state[1][i]);
+    }
+    free(o->params);
+    free(o->state[0]);
+    free(o->state[1]);
+    free(o->steps);
+    free(o->list);
+    free(o);
+}

@@ -1,0 +1,141 @@
+/* launch.h -- ddprun: one process that starts the ranks, merges what they print, and ends the job on its first failure. */
+#ifndef DDP_LAUNCH_H
+#define DDP_LAUNCH_H
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include "../base/base.h"
+#include "../comm/store.h"
+
+enum { EXIT_USAGE = 2, MAX_LOCAL_RANKS = 4096 };
+
+/* ---- options (options.c) ------------------------------------------------------------------------------------------ */
+
+typedef struct options {
+    int         n;           /* ranks; 0 while `-n` asks for one a core */
+    double      timeout;     /* seconds; 0: not given */
+    double      grace;       /* seconds between SIGTERM and SIGKILL */
+    const char *engine;
+    const char *log_dir;     /* NULL: none */
+    const char *report;      /* NULL: none */
+    const char *show;        /* as given; NULL: all */
+    int         master_port; /* 0: the system chooses */
+    bool        timestamps, exec, bind_core, print_env, version, help;
+    char      **args;        /* the script or program and what follows; NULL-terminated */
+} options;
+
+/* Reads environment twins, then argv. 0, or an exit status after one sentence on stderr. */
+DDP_LOCAL int options_read(options *o, int argc, char **argv);
+DDP_LOCAL void options_help(void);
+/* Whether rank r is among `--show`. */
+DDP_LOCAL bool options_shows(const options *o, int r);
+
+/* ---- places (paths.c) ----------------------------------------------------------------------------------------------- */
+
+typedef struct places {
+    char exe_dir[1024];  /* where ddprun lies */
+    char lib_dir[1100];  /* where libddp.so lies */
+    char scripts[1100];  /* our scripts */
+    char lua_path[5000]; /* templates for package.path */
+} places;
+
+DDP_LOCAL int  places_find(places *p);
+DDP_LOCAL void places_print_env(const places *p);
+/* The script `name`, here or among ours, into out. 0, or EXIT_USAGE after a sentence. */
+DDP_LOCAL int places_script(const places *p, const char *name, char *out, size_t n);
+/* Whether a program can be started. 0, or EXIT_USAGE after a sentence. */
+DDP_LOCAL int places_program(const char *name);
+
+/* ---- the job ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct text {
+    char  *p;
+    size_t n, room;
+} text;
+DDP_LOCAL bool text_add(text *t, const void *p, size_t n);
+
+enum { TAIL_BYTES = 16 << 10 };
+
+/* One of a rank's two output pipes. */
+typedef struct stream {
+    int  fd;   /* -1: closed or inherited */
+    int  to;   /* 1 or 2 */
+    text part; /* a line that has not ended */
+} stream;
+
+typedef struct rank_proc {
+    pid_t  pid; /* also its group; 0: not started */
+    stream out, err;
+    int    status_fd, report_fd, log_fd;
+    text   status, report;
+    char   tail[TAIL_BYTES]; /* the last bytes of stderr */
+    size_t tail_n;
+    bool   exited, joined, finished;
+    bool   failed, peer, left; /* peer: a consequence of another's failure; left: exit 0 while others wait */
+    int    code;               /* exit status as a shell sees it: 128 + n for a signal */
+    int    signal;             /* 0: none */
+    double exit_at, fail_at;
+    char  *error;              /* what it said on the status pipe */
+} rank_proc;
+
+typedef struct job {
+    const options    *o;
+    const places     *places;
+    int               n, threads, port;
+    double            started;
+    char              token[33];
+    rank_proc        *ranks;
+    ddp_store_server *store;
+    int               signal_fd, guardian_fd;
+    bool              prefixed; /* output goes by whole lines with a prefix */
+    bool              at_line_start[3];
+    bool              broken[3]; /* nobody reads our stdout, our stderr */
+    int               first;     /* the rank that failed first, -1: none */
+    int               waiter;    /* the rank that waited for one that left, -1: none */
+    bool              in_rendezvous;
+    int               stop_signal; /* that a user sent us */
+    bool              stopping, killed, stubborn;
+    double            kill_at, killed_at;
+    long              oom_kills; /* at the start; -1: unknown */
+} job;
+
+/* spawn.c: starts all ranks. 0, or an exit status after a sentence. */
+DDP_LOCAL int spawn_ranks(job *j);
+/* rank.c: the far side: main of `--rank-trampoline`. */
+DDP_LOCAL int rank_main(int argc, char **argv);
+/* guardian.c: starts the guardian; main of it; tells it a group; tells it to leave. */
+DDP_LOCAL int  guardian_start(job *j);
+DDP_LOCAL int  guardian_main(int argc, char **argv);
+DDP_LOCAL void guardian_tell(job *j, pid_t group);
+DDP_LOCAL void guardian_dismiss(job *j);
+/* job.c: runs the job to its end; the exit status. */
+DDP_LOCAL int job_run(job *j);
+/* Reads signals that have come, and kills when the grace is over: while output is stuck too. */
+DDP_LOCAL void job_attend(job *j);
+DDP_LOCAL void job_signal_groups(job *j, int sig);
+DDP_LOCAL void job_stop(job *j, int sig);
+
+/* output.c: reads what a pipe has; false at its end. */
+DDP_LOCAL bool output_read(job *j, int r, stream *s);
+/* Ends a partial last line and closes. */
+DDP_LOCAL void output_close(job *j, int r, stream *s);
+/* Writes to fd 1 or 2 whatever it takes. */
+DDP_LOCAL void output_write(job *j, int fd, const char *p, size_t n);
+
+/* verdict.c: takes in a rank's status lines, judges an exit, chooses the first failure, prints the last block. */
+DDP_LOCAL void verdict_status_line(job *j, int r, char *line);
+DDP_LOCAL void verdict_exited(job *j, int r);
+DDP_LOCAL void verdict_decide(job *j);
+/* Whether a decision is only a matter of time, so that the loop must look again soon. */
+DDP_LOCAL bool verdict_pending(const job *j);
+DDP_LOCAL int  verdict_print(job *j);
+DDP_LOCAL long verdict_oom_kills(void);
+
+/* report.c: writes rank 0's report; 0 or 1 after a sentence. */
+DDP_LOCAL int report_write(job *j);
+
+/* One line on stderr, "ddprun: ...". */
+DDP_LOCAL void say(const char *fmt, ...) DDP_PRINTF(1, 2);
+
+#endif

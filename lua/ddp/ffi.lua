@@ -1,0 +1,169 @@
+-- ffi.lua -- the C library as Lua sees it: declarations, errors at the user's line, ownership, options.
+local ffi = require "ffi"
+ffi.cdef(require "ddp.cdef")
+
+local M = {}
+
+-- The library lies where DDP_LIB says (ddprun sets it), else where the loader finds it.
+local function load_library()
+  local dir = os.getenv "DDP_LIB"
+  if dir and dir ~= "" then return ffi.load(dir .. "/libddp.so") end
+  return ffi.load "ddp"
+end
+local C = load_library()
+M.C = C
+assert(C.ddp_abi_version() == C.DDP_ABI, "ddp: the library and its Lua side are of different versions")
+
+-- ---- errors ----------------------------------------------------------------------------------------------------
+
+local here = debug.getinfo(1, "S").source:match "^@(.*)ffi%.lua$" or "?"
+
+-- "file:line" of the innermost function outside this library.
+local function user_line()
+  for level = 3, 64 do
+    local info = debug.getinfo(level, "Sl")
+    if not info then break end
+    if info.what ~= "C" and info.currentline > 0 and info.source:sub(1, #here + 1) ~= "@" .. here then
+      return info.short_src .. ":" .. info.currentline
+    end
+  end
+end
+M.user_line = user_line
+
+-- Raises `text` at the user's line.
+local function fail(text)
+  local line = user_line()
+  error(line and line .. ": " .. text or text, 0)
+end
+M.error = fail
+
+local text_out = ffi.new "const char *[1]"
+
+-- Takes the pending error of C and raises it. Text of peers keeps its mark, so that the first cause is told from echoes.
+local function raise()
+  local status = C.ddp_error_take(text_out)
+  local text = ffi.string(text_out[0])
+  if status == 0 then text = "an unknown failure" end
+  fail(text)
+end
+M.raise = raise
+
+-- A negative status raises; others are returned.
+function M.check(status)
+  if status < 0 then raise() end
+  return status
+end
+
+-- ---- ownership --------------------------------------------------------------------------------------------------
+
+local gc, release = ffi.gc, C.ddp_release
+local LIMIT = 24 * 2 ^ 20 -- native bytes between collections, at least
+local limit = LIMIT
+
+-- Native memory drives the collector, which sees 16 bytes where there may be megabytes. A full collection costs in
+-- proportion to the live Lua data, so what may pile up before the next one grows with that.
+local function collect()
+  collectgarbage "collect"
+  C.ddp_memory_gc_done()
+  limit = math.max(LIMIT, math.min(collectgarbage "count" * 1024 * .5, 2 * LIMIT))
+end
+
+-- Takes ownership of a new reference from C, or raises what is pending.
+local function own(t)
+  if t == nil then return raise() end
+  if C.ddp_live_bytes_since_gc() > limit then collect() end
+  return gc(t, release)
+end
+M.own = own
+
+-- Drops a tensor at once instead of when the collector comes: for temporaries of the library.
+function M.free(t)
+  if t ~= nil then release(gc(t, nil)) end
+end
+
+-- True when the failure was a lack of memory and a collection may have helped: the call is worth one more try.
+function M.out_of_memory()
+  local status = C.ddp_error_take(text_out)
+  if status == C.DDP_ENOMEM then
+    collectgarbage "collect"
+    collectgarbage "collect"
+    C.ddp_memory_empty_cache()
+    return true
+  end
+  C.ddp_error_set(status, text_out[0])
+  return false
+end
+
+local tensor_type = ffi.typeof "ddp_tensor *"
+M.tensor_type = tensor_type
+local istype = ffi.istype
+function M.is_tensor(x) return type(x) == "cdata" and istype(tensor_type, x) end
+
+-- ---- options ------------------------------------------------------------------------------------------------------
+
+-- The edit distance of two words, for suggestions.
+local function distance(a, b)
+  local row = {}
+  for j = 0, #b do row[j] = j end
+  for i = 1, #a do
+    local diagonal = row[0]
+    row[0] = i
+    for j = 1, #b do
+      local cost = a:byte(i) == b:byte(j) and 0 or 1
+      local best = math.min(row[j] + 1, row[j - 1] + 1, diagonal + cost)
+      diagonal, row[j] = row[j], best
+    end
+  end
+  return row[#b]
+end
+
+-- The known name nearest to `word`, or nil when none is near.
+function M.suggest(word, known)
+  local best, name = math.max(2, math.floor(#word / 3)) + 1, nil
+  for _, k in ipairs(known) do
+    local d = distance(word, k)
+    if d < best then best, name = d, k end
+  end
+  return name
+end
+
+-- Checks an options table against known names (an array); nil is an empty one. Unknown names raise, with a suggestion.
+function M.options(what, opts, known)
+  if opts == nil then return {} end
+  if type(opts) ~= "table" then fail(what .. ": options are a table, got a " .. type(opts)) end
+  for k in pairs(opts) do
+    local found = false
+    for _, name in ipairs(known) do found = found or name == k end
+    if not found then
+      local near = type(k) == "string" and M.suggest(k, known)
+      fail(("%s: no option \"%s\"%s; known: %s"):format(what, tostring(k), near and (", did you mean \"" .. near .. "\"?") or "",
+        table.concat(known, ", ")))
+    end
+  end
+  return opts
+end
+
+-- A table that holds named options, not a list.
+function M.is_options(t)
+  if type(t) ~= "table" then return false end
+  return type(next(t)) == "string" or next(t) == nil
+end
+
+M.dtypes = {}
+for i = 0, tonumber(C.DDP_DTYPES) - 1 do M.dtypes[ffi.string(C.ddp_dtype_name(i))] = i end
+
+function M.dtype(name, what)
+  local d = M.dtypes[name]
+  if d then return d end
+  local known = {}
+  for k in pairs(M.dtypes) do known[#known + 1] = k end
+  table.sort(known)
+  fail(("%s: no dtype \"%s\"; known: %s"):format(what, tostring(name), table.concat(known, ", ")))
+end
+
+function M.device(name, what)
+  if name == nil or name == "cpu" then return C.DDP_CPU end
+  fail(("%s: no device \"%s\"; this build computes on \"cpu\""):format(what, tostring(name)))
+end
+
+return M

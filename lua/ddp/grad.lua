@@ -1,0 +1,151 @@
+-- grad.lua -- backward, gradients on demand, hooks, grad modes, gradcheck.
+local ffi = require "ffi"
+local base = require "ddp.ffi"
+local tensor = require "ddp.tensor"
+local ops = require "ddp.ops"
+local C, own, check, fail, raise = base.C, base.own, base.check, base.error, base.raise
+local T = tensor.methods
+
+local M = {}
+
+-- ---- running a backward ------------------------------------------------------------------------------------------
+
+local hooks, next_id = {}, 1 -- host functions by number
+
+-- Goes on until the end; where C stops for a hook, runs it. A hook's result, when it is a tensor, replaces the gradient.
+local function run(state)
+  local status = C.ddp_backward_next(state)
+  while status == 1 do
+    local hook = hooks[tonumber(C.ddp_backward_host_id(state))]
+    if hook then
+      local g = C.ddp_backward_host_grad(state, 0)
+      local ok, result = pcall(hook.fn, hook.leaf and hook.tensor or own(C.ddp_retain(g)))
+      if not ok then
+        C.ddp_backward_free(state)
+        error(result, 0)
+      end
+      if result ~= nil and not hook.leaf then
+        if not tensor.is_tensor(result) then
+          C.ddp_backward_free(state)
+          fail("hook: the result is a " .. type(result) .. ", expected a tensor or nothing")
+        end
+        C.ddp_backward_host_result(state, 0, result)
+      end
+    end
+    status = C.ddp_backward_next(state)
+  end
+  return status
+end
+
+local one_out, one_grad = ffi.new "ddp_tensor *[1]", ffi.new "ddp_tensor *[1]"
+
+-- t:backward(grad, {retain_graph=, create_graph=, weight=}), or t:backward{...}.
+function T.backward(t, grad, opts)
+  if opts == nil and grad ~= nil and base.is_options(grad) then grad, opts = nil, grad end
+  local flags, weight = 0, 1
+  if opts then
+    opts = base.options("backward", opts, { "retain_graph", "create_graph", "weight" })
+    flags = (opts.retain_graph and C.DDP_RETAIN_GRAPH or 0) + (opts.create_graph and C.DDP_CREATE_GRAPH or 0)
+    weight = opts.weight or 1
+  end
+  one_out[0], one_grad[0] = t, grad
+  C.ddp_set_where(M.where and M.where() or "")
+  local state = C.ddp_backward_begin(1, one_out, one_grad, 0, nil, flags, weight)
+  if state == nil then raise() end
+  local status = run(state)
+  C.ddp_backward_free(state)
+  if status < 0 then raise() end
+end
+
+local function pointers(list, what)
+  if tensor.is_tensor(list) then list = { list } end
+  if type(list) ~= "table" then fail(("grad: %s is a %s, expected a list of tensors"):format(what, type(list))) end
+  local buf = ffi.new("ddp_tensor *[?]", math.max(#list, 1))
+  for i = 1, #list do buf[i - 1] = list[i] end
+  return buf, #list
+end
+
+-- ddp.grad({out}, {inputs}, {create_graph=, retain_graph=, grad_outputs=, allow_unused=}) -> table
+function M.grad(outputs, inputs, opts)
+  opts = base.options("grad", opts, { "create_graph", "retain_graph", "grad_outputs", "allow_unused" })
+  local outs, n_out = pointers(outputs, "outputs")
+  local ins, n_in = pointers(inputs, "inputs")
+  local given = opts.grad_outputs and pointers(opts.grad_outputs, "grad_outputs") or nil
+  local flags = (opts.create_graph and C.DDP_CREATE_GRAPH or 0) + (opts.retain_graph and C.DDP_RETAIN_GRAPH or 0)
+  local state = C.ddp_backward_begin(n_out, outs, given, n_in, ins, flags, 1)
+  if state == nil then raise() end
+  local status = run(state)
+  local grads, missing = {}, nil
+  for i = 1, status == 0 and n_in or 0 do
+    local g = C.ddp_backward_input_grad(state, i - 1)
+    if g ~= nil then grads[i] = own(g) elseif not opts.allow_unused then missing = missing or i end
+  end
+  C.ddp_backward_free(state)
+  if status < 0 then raise() end
+  if missing then fail(("grad: input %d is not used by the outputs; pass allow_unused to get nil for it"):format(missing)) end
+  return grads
+end
+
+-- ---- hooks -----------------------------------------------------------------------------------------------------------
+
+local function add_hook(t, fn, after)
+  if type(fn) ~= "function" then fail("register_hook: expected a function, got a " .. type(fn)) end
+  local id = next_id
+  next_id = id + 1
+  check(C.ddp_tensor_add_hook(t, id, after and 1 or 0))
+  hooks[id] = { fn = fn, leaf = after, tensor = after and t or nil }
+  return { remove = function()
+    hooks[id] = nil
+    C.ddp_tensor_remove_hook(t, id)
+  end }
+end
+function T.register_hook(t, fn) return add_hook(t, fn, false) end
+function T.register_post_accumulate_grad_hook(t, fn) return add_hook(t, fn, true) end
+
+-- ---- modes -----------------------------------------------------------------------------------------------------------
+
+local function finish_mode(before, ok, ...)
+  C.ddp_set_grad_mode(before)
+  if not ok then error((...), 0) end
+  return ...
+end
+-- Arguments are passed on and results back; the mode before comes back, also on an error.
+function M.no_grad(fn, ...) return finish_mode(C.ddp_set_grad_mode(0), pcall(fn, ...)) end
+function M.enable_grad(fn, ...) return finish_mode(C.ddp_set_grad_mode(1), pcall(fn, ...)) end
+
+-- ---- gradcheck -------------------------------------------------------------------------------------------------------
+
+-- Compares the gradients of fn(inputs...) with central differences, in f64. Raises naming the first element that differs.
+function M.gradcheck(fn, inputs, opts)
+  opts = base.options("gradcheck", opts, { "eps", "atol", "rtol" })
+  local eps, atol, rtol = opts.eps or 1e-6, opts.atol or 1e-5, opts.rtol or 1e-3
+  for i, x in ipairs(inputs) do
+    if x:dtype() ~= "f64" then fail(("gradcheck: input %d is %s, expected f64"):format(i, x:dtype())) end
+  end
+  local function total(w)
+    local y = fn(unpack(inputs))
+    return ops.sum(ops.mul(y, w))
+  end
+  local y = M.no_grad(fn, unpack(inputs))
+  local w = tensor.rand(y:size(), { dtype = "f64" })
+  local grads = M.grad({ total(w) }, inputs, { allow_unused = true })
+  for i, x in ipairs(inputs) do
+    local values = x:data()
+    local analytic = grads[i] and ops.clone(grads[i]) or tensor.zeros_like(x)
+    local g = analytic:data()
+    for k = 0, x:numel() - 1 do
+      local keep = values[k]
+      values[k] = keep + eps
+      local up = M.no_grad(total, w):item()
+      values[k] = keep - eps
+      local down = M.no_grad(total, w):item()
+      values[k] = keep
+      local numeric = (up - down) / (2 * eps)
+      local close = math.abs(numeric - g[k]) <= atol + rtol * math.abs(numeric)
+      if not close then fail(("gradcheck: input %d, element %d: %g by rule, %g by difference"):format(i, k, g[k], numeric)) end
+    end
+  end
+  return true
+end
+
+return M

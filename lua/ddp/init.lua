@@ -1,0 +1,63 @@
+-- ddp -- the module that scripts require. What is used rarely is loaded when it is first named.
+local base = require "ddp.ffi"
+local tensor = require "ddp.tensor"
+local grad = require "ddp.grad"
+local parallel = require "ddp.parallel"
+local ffi = require "ffi"
+local C = base.C
+
+local ddp = {}
+for _, part in ipairs { tensor, grad, parallel } do
+  for name, value in pairs(part) do ddp[name] = value end
+end
+ddp.methods, ddp.pointer, ddp.operand, ddp.with_generator = nil, nil, nil, nil
+
+function ddp.device() return "cpu" end
+function ddp.set_default_device(name) base.device(name, "set_default_device") end
+function ddp.num_threads() return C.ddp_num_threads() end
+function ddp.version() return ffi.string(C.ddp_version()) end
+
+-- ddp.manual_seed(1), alike on all ranks; {per_rank = true} differs.
+function ddp.manual_seed(seed, opts)
+  opts = base.options("manual_seed", opts, { "per_rank" })
+  if type(seed) ~= "number" then base.error("manual_seed: expected a number, got a " .. type(seed)) end
+  if opts.per_rank then C.ddp_manual_seed_per_rank(seed) else C.ddp_manual_seed(seed) end
+end
+function ddp.generator(seed, opts)
+  opts = base.options("generator", opts, { "per_rank" })
+  local g = C.ddp_generator_new(seed, opts.per_rank and 1 or 0)
+  if g == nil then base.raise() end
+  return { handle = ffi.gc(g, C.ddp_generator_free) }
+end
+
+function ddp.memory_stats()
+  local m = ffi.new "ddp_memory[1]"
+  C.ddp_memory_stats(0, m)
+  return { allocated = tonumber(m[0].allocated), reserved = tonumber(m[0].reserved), peak = tonumber(m[0].peak), live_tensors = tonumber(m[0].live_tensors) }
+end
+function ddp.reset_peak_memory_stats() C.ddp_memory_reset_peak(0) end
+function ddp.empty_cache() C.ddp_memory_empty_cache() end
+
+local LAZY = {
+  nn = "ddp.nn", optim = "ddp.optim", data = "ddp.data", models = "ddp.models",
+  args = "ddp.args",
+}
+local FROM = { report = { "ddp.report", "report" }, progress = { "ddp.report", "progress" }, sorted = { "ddp.nn.module", "sorted" },
+  clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" } }
+local NOT_BUILT = { autocast = 1, amp = 1, compile = 1, save = 1, load = 1, stepper = 1, checkpoint = 1, func = 1, einsum = 1, deterministic = 1,
+  set_float32_matmul_precision = 1, check_nan = 1, new_group = 1, send = 1, recv = 1, all_to_all = 1 }
+
+return setmetatable(ddp, { __index = function(self, name)
+  local value
+  if LAZY[name] then value = require(LAZY[name])
+  elseif FROM[name] then value = require(FROM[name][1])[FROM[name][2]]
+  elseif NOT_BUILT[name] then base.error(("ddp.%s is not built yet"):format(name))
+  else
+    local known = {}
+    for k in pairs(self) do known[#known + 1] = k end
+    local near = type(name) == "string" and base.suggest(name, known)
+    base.error(("ddp has no \"%s\"%s"):format(tostring(name), near and ", did you mean \"" .. near .. "\"?" or ""))
+  end
+  rawset(self, name, value)
+  return value
+end })

@@ -1,0 +1,102 @@
+-- resnet.lua -- residual networks (He et al. 2016). resnet18 and resnet50 have torchvision's parameter names; stem "cifar"
+-- is a 3x3 convolution of stride 1 without the max pool, "imagenet" the usual one. resnet20 is the paper's for CIFAR.
+local base = require "ddp.ffi"
+local nn = require "ddp.nn"
+local ops = require "ddp.ops"
+local free = base.free
+
+local function conv3x3(i, o, stride) return nn.Conv2d(i, o, 3, { stride = stride, padding = 1, bias = false }) end
+local function conv1x1(i, o, stride) return nn.Conv2d(i, o, 1, { stride = stride, bias = false }) end
+
+-- relu(bn(x)), the middle tensor dropped at once.
+local function bn_relu(bn, x)
+  local y = bn(x)
+  local z = ops.relu(y)
+  free(y)
+  return z
+end
+
+local Basic = nn.Module "BasicBlock"
+Basic.expansion = 1
+function Basic:init(i, o, stride)
+  self.conv1 = conv3x3(i, o, stride)
+  self.bn1 = nn.BatchNorm2d(o)
+  self.conv2 = conv3x3(o, o, 1)
+  self.bn2 = nn.BatchNorm2d(o)
+  if stride ~= 1 or i ~= o then self.downsample = nn.Sequential(conv1x1(i, o, stride), nn.BatchNorm2d(o)) end
+end
+
+-- relu(y + shortcut(x))
+local function join(block, x, y)
+  local short = block.downsample and block.downsample(x) or x
+  local sum = ops.add(y, short)
+  free(y)
+  if short ~= x then free(short) end
+  local z = ops.relu(sum)
+  free(sum)
+  return z
+end
+function Basic:forward(x) return join(self, x, self.bn2(self.conv2(bn_relu(self.bn1, self.conv1(x))))) end
+
+local Bottleneck = nn.Module "Bottleneck"
+Bottleneck.expansion = 4
+function Bottleneck:init(i, o, stride)
+  self.conv1 = conv1x1(i, o, 1)
+  self.bn1 = nn.BatchNorm2d(o)
+  self.conv2 = conv3x3(o, o, stride)
+  self.bn2 = nn.BatchNorm2d(o)
+  self.conv3 = conv1x1(o, 4 * o, 1)
+  self.bn3 = nn.BatchNorm2d(4 * o)
+  if stride ~= 1 or i ~= 4 * o then self.downsample = nn.Sequential(conv1x1(i, 4 * o, stride), nn.BatchNorm2d(4 * o)) end
+end
+function Bottleneck:forward(x)
+  local y = bn_relu(self.bn1, self.conv1(x))
+  return join(self, x, self.bn3(self.conv3(bn_relu(self.bn2, self.conv2(y)))))
+end
+
+local ResNet = nn.Module "ResNet"
+-- opts: num_classes, stem, in_channels, widths (channels of the stages)
+function ResNet:init(block, depths, widths, opts)
+  local stem = opts.stem or "imagenet"
+  if stem ~= "cifar" and stem ~= "imagenet" then base.error(("resnet: stem is \"%s\", expected cifar or imagenet"):format(tostring(stem))) end
+  local channels = widths[1]
+  if stem == "cifar" then self.conv1 = conv3x3(opts.in_channels or 3, channels, 1)
+  else self.conv1 = nn.Conv2d(opts.in_channels or 3, channels, 7, { stride = 2, padding = 3, bias = false }) end
+  self.bn1 = nn.BatchNorm2d(channels)
+  if stem == "imagenet" then self.maxpool = nn.MaxPool2d(3, { stride = 2, padding = 1 }) end
+  self.stages = #depths
+  for s, depth in ipairs(depths) do
+    local blocks = {}
+    for b = 1, depth do
+      blocks[b] = block(channels, widths[s], (s > 1 and b == 1) and 2 or 1)
+      channels = widths[s] * block.expansion
+    end
+    self["layer" .. s] = nn.Sequential(unpack(blocks))
+  end
+  self.avgpool = nn.AdaptiveAvgPool2d(1)
+  self.fc = nn.Linear(channels, opts.num_classes or 1000)
+  self:apply(function(m) if m:is(nn.Conv2d) then nn.init.kaiming_normal_(m.weight, { mode = "fan_out" }) end end)
+end
+function ResNet:forward(x)
+  x = bn_relu(self.bn1, self.conv1(x))
+  if self.maxpool then x = self.maxpool(x) end
+  for s = 1, self.stages do x = self["layer" .. s](x) end
+  local pooled = self.avgpool(x)
+  local flat = pooled:flatten(2)
+  free(pooled)
+  return self.fc(flat)
+end
+
+local function maker(name, block, depths, widths, stem)
+  return function(opts)
+    opts = base.options(name, opts, { "num_classes", "stem", "in_channels" })
+    return ResNet(block, depths, widths, { num_classes = opts.num_classes, stem = opts.stem or stem, in_channels = opts.in_channels })
+  end
+end
+local wide = { 64, 128, 256, 512 }
+return {
+  resnet20 = maker("resnet20", Basic, { 3, 3, 3 }, { 16, 32, 64 }, "cifar"),
+  resnet18 = maker("resnet18", Basic, { 2, 2, 2, 2 }, wide),
+  resnet34 = maker("resnet34", Basic, { 3, 4, 6, 3 }, wide),
+  resnet50 = maker("resnet50", Bottleneck, { 3, 4, 6, 3 }, wide),
+}

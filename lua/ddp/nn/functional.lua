@@ -1,0 +1,52 @@
+-- functional.lua -- nn.functional: layers as functions, arguments in PyTorch's order.
+local base = require "ddp.ffi"
+local ops = require "ddp.ops"
+local free, fail = base.free, base.error
+
+local F = {}
+for _, name in ipairs { "relu", "tanh", "sigmoid", "linear", "conv2d", "softmax", "log_softmax", "adaptive_avg_pool2d" } do F[name] = ops[name] end
+
+-- Places are not given: max_pool2d of the op list gives them too.
+function F.max_pool2d(x, kernel, stride, padding)
+  local y, places = ops.max_pool2d(x, kernel, stride, padding)
+  free(places)
+  return y
+end
+
+function F.avg_pool2d(x, kernel, stride, padding, count_include_pad) return ops.avg_pool2d(x, kernel, stride, padding, count_include_pad) end
+
+function F.dropout(x, p, training)
+  if training == false or p == 0 then return x end
+  local y, mask = ops.dropout(x, p)
+  free(mask)
+  return y
+end
+
+function F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+  local y, mean, rstd = ops.batch_norm(x, weight, bias, running_mean, running_var, training or false, momentum, eps)
+  free(mean)
+  free(rstd)
+  return y
+end
+
+local REDUCTION = { none = 0, mean = 1, sum = 2 }
+-- {reduction = "mean"|"sum"|"none", ignore_index =, label_smoothing =}
+function F.cross_entropy(logits, target, opts)
+  opts = base.options("cross_entropy", opts, { "reduction", "ignore_index", "label_smoothing" })
+  local r = REDUCTION[opts.reduction or "mean"]
+  if not r then fail(("cross_entropy: reduction is \"%s\", expected none, mean or sum"):format(tostring(opts.reduction))) end
+  return ops.cross_entropy(logits, target, r, opts.ignore_index, opts.label_smoothing)
+end
+
+function F.mse_loss(x, y, opts)
+  opts = base.options("mse_loss", opts, { "reduction" })
+  local d = ops.sub(x, y)
+  local square = ops.mul(d, d)
+  free(d)
+  if opts.reduction == "none" then return square end
+  local loss = opts.reduction == "sum" and ops.sum(square) or ops.mean(square)
+  free(square)
+  return loss
+end
+
+return F
