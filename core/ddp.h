@@ -76,6 +76,8 @@ typedef struct ddp_dataset ddp_dataset;
  *   text   [OUT] [OPTIONAL] what happened, in a sentence; valid until this thread's next ddp_error_take; "" when none
  * Any thread. */
 DDP_API int ddp_error_take(const char **text);
+/* The pending status without taking it, 0 when none. Any thread. */
+DDP_API int ddp_error_peek(void);
 /* Records a failure of the caller's own as this thread's error (unless one is pending). Returns the pending status. */
 DDP_API int ddp_error_set(int status, const char *text);
 /* The short name of a status, "shape" for DDP_ESHAPE. Static text. Any thread. */

@@ -47,6 +47,7 @@ int ddp__fail(int status, const char *fmt, ...) {
 }
 
 int ddp__pending(void) { return state.status; }
+int ddp_error_peek(void) { return state.status; }
 
 int ddp_error_set(int status, const char *text) {
     if (status >= 0) status = DDP_EINVAL;

@@ -56,7 +56,8 @@ end
 
 -- ---- ownership --------------------------------------------------------------------------------------------------
 
-local gc, release = ffi.gc, C.ddp_release
+local gc, cast, release = ffi.gc, ffi.cast, C.ddp_release
+local reference = ffi.typeof "ddp_tensor &" -- a pointer would take t[1] for an array's element
 local LIMIT = 24 * 2 ^ 20 -- native bytes between collections, at least
 local limit = LIMIT
 
@@ -72,7 +73,7 @@ end
 local function own(t)
   if t == nil then return raise() end
   if C.ddp_live_bytes_since_gc() > limit then collect() end
-  return gc(t, release)
+  return gc(cast(reference, t), release)
 end
 M.own = own
 
@@ -94,9 +95,7 @@ function M.out_of_memory()
   return false
 end
 
-local tensor_type = ffi.typeof "ddp_tensor *"
-M.tensor_type = tensor_type
-local istype = ffi.istype
+local tensor_type, istype = ffi.typeof "ddp_tensor", ffi.istype
 function M.is_tensor(x) return type(x) == "cdata" and istype(tensor_type, x) end
 
 -- ---- options ------------------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ end
 -- A table that holds named options, not a list.
 function M.is_options(t)
   if type(t) ~= "table" then return false end
-  return type(next(t)) == "string" or next(t) == nil
+  return type(next(t)) == "string"
 end
 
 M.dtypes = {}

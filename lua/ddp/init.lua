@@ -10,7 +10,7 @@ local ddp = {}
 for _, part in ipairs { tensor, grad, parallel } do
   for name, value in pairs(part) do ddp[name] = value end
 end
-ddp.methods, ddp.pointer, ddp.operand, ddp.with_generator = nil, nil, nil, nil
+ddp.methods, ddp.operand, ddp.with_generator = nil, nil, nil
 
 function ddp.device() return "cpu" end
 function ddp.set_default_device(name) base.device(name, "set_default_device") end

@@ -1,4 +1,4 @@
--- tensor.lua -- the tensor as Lua sees it: the C handle with a metatype, methods by PyTorch's names.
+-- tensor.lua -- the tensor as Lua sees it: the C handle (an FFI reference) with a metatype, methods by PyTorch's names.
 local ffi = require "ffi"
 local base = require "ddp.ffi"
 local ops = require "ddp.ops"
@@ -7,7 +7,6 @@ local tonumber, type = tonumber, type
 
 local M = {}    -- functions of the module: ddp.zeros ...
 local T = {}    -- methods
-local tensor_ptr = base.tensor_type
 local is_tensor = base.is_tensor
 M.is_tensor = is_tensor
 
@@ -505,8 +504,12 @@ ffi.metatype("ddp_tensor", {
   end,
   __tostring = to_text,
   __lt = no_order "lt", __le = no_order "le",
+  -- The same handle, not the same values.
+  __eq = function(a, b)
+    if type(a) ~= "cdata" or type(b) ~= "cdata" then return false end
+    return ffi.cast("void *", a) == ffi.cast("void *", b)
+  end,
 })
 
 M.methods = T
-M.pointer = tensor_ptr
 return M

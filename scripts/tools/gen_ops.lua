@@ -222,8 +222,9 @@ for _, op in ipairs(ops) do
   local i, at = {}, {}
   for _, x in ipairs(op.inputs) do i[#i + 1] = ("{name=%q%s%s}"):format(x.name, x.optional and ",optional=true" or "", x.list and ",list=true" or "") end
   for _, x in ipairs(op.attrs) do at[#at + 1] = ("{name=%q,type=%q,default=%s}"):format(x.name, x.type, q(x.default)) end
+  local steps = op.inputs[2] and op.inputs[2].list -- several lists: written in place, a status comes back
   l[#l + 1] = ("  %s={inputs={%s},attrs={%s},n_out=%d%s%s},"):format(op.name, table.concat(i, ","), table.concat(at, ","), #op.outputs,
-    op.in_place and ",in_place=true" or "", op.only_in_place and ",only_in_place=true" or "")
+    op.in_place and ",in_place=true" or "", (op.only_in_place or steps) and ",only_in_place=true" or "")
 end
 l[#l + 1] = "}\n"
 write("lua/ddp/ops_sig.lua", table.concat(l, "\n"))

@@ -1,0 +1,48 @@
+/* main.c -- ddprun: its modes. The hidden ones are what ddprun starts itself as. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "launch.h"
+
+void say(const char *fmt, ...) {
+    char    line[8192];
+    va_list ap;
+    int     n = snprintf(line, sizeof line, "ddprun: ");
+    va_start(ap, fmt);
+    n += vsnprintf(line + n, sizeof line - (size_t)n, fmt, ap);
+    va_end(ap);
+    if (n > (int)sizeof line - 2) n = sizeof line - 2;
+    line[n++] = '\n';
+    while (write(2, line, (size_t)n) < 0 && errno == EINTR) {} /* one write, so that lines of two jobs do not mix */
+}
+
+/* The script's place in o->args[0], or a check that the program is there. */
+static int find_script(const options *o, const places *p, char *script, size_t n) {
+    if (o->exec) return places_program(o->args[0]);
+    int st = places_script(p, o->args[0], script, n);
+    if (st == 0) o->args[0] = script;
+    return st;
+}
+
+int main(int argc, char **argv) {
+    static char   script[4096];
+    static places p;
+    options       o;
+    double        started = ddp__now();
+    int           st;
+    if (argc > 1 && strcmp(argv[1], "--rank-trampoline") == 0) return rank_main(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "--guardian") == 0) return guardian_main(argc, argv);
+    if ((st = options_read(&o, argc, argv)) != 0) return st;
+    if ((st = places_find(&p)) != 0) return st;
+    if (o.help) options_help();
+    else if (o.version) puts("ddp 0.1.0");
+    else if (o.print_env) places_print_env(&p);
+    if (o.help || o.version || o.print_env) return fflush(stdout) == 0 ? 0 : 1;
+    if ((st = find_script(&o, &p, script, sizeof script)) != 0) return st;
+    job j = {.o = &o, .places = &p, .n = o.n, .started = started, .signal_fd = -1, .guardian_fd = -1, .first = -1, .waiter = -1};
+    return job_run(&j);
+}
