@@ -95,8 +95,10 @@ typedef struct job {
     int               waiter;    /* the rank that waited for one that left, -1: none */
     bool              in_rendezvous;
     int               stop_signal; /* that a user sent us */
-    bool              stopping, killed, stubborn;
-    double            kill_at, killed_at;
+    bool              child_news; /* a SIGCHLD came that nobody has looked into */
+    bool              stopping, killed;
+    char              stubborn[64]; /* who had to be killed, for the last block */
+    double            stopped_at, kill_at, killed_at, drain_until;
     long              oom_kills; /* at the start; -1: unknown */
 } job;
 
@@ -113,11 +115,10 @@ DDP_LOCAL void guardian_dismiss(job *j);
 DDP_LOCAL int job_run(job *j);
 /* Reads signals that have come, and kills when the grace is over: while output is stuck too. */
 DDP_LOCAL void job_attend(job *j);
-DDP_LOCAL void job_signal_groups(job *j, int sig);
 DDP_LOCAL void job_stop(job *j, int sig);
 
-/* output.c: reads what a pipe has; false at its end. */
-DDP_LOCAL bool output_read(job *j, int r, stream *s);
+/* output.c: reads once from a pipe: 1: there may be more, 0: nothing now, -1: its end. */
+DDP_LOCAL int output_read(job *j, int r, stream *s);
 /* Ends a partial last line and closes. */
 DDP_LOCAL void output_close(job *j, int r, stream *s);
 /* Writes to fd 1 or 2 whatever it takes. */

@@ -142,18 +142,14 @@ static void take(job *j, int r, stream *s, const char *b, size_t n) {
     s->part.n = 0;
 }
 
-bool output_read(job *j, int r, stream *s) {
-    char buf[READ_STEP];
-    while (s->fd >= 0) {
-        ssize_t k = read(s->fd, buf, sizeof buf);
-        if (k < 0 && errno == EINTR) continue;
-        if (k < 0 && errno == EAGAIN) return true;
-        if (k <= 0) return false;
-        take(j, r, s, buf, (size_t)k);
-        if (j->broken[1] && s->to == 1) return false; /* the rank learns as it would without us: by SIGPIPE */
-        if ((size_t)k < sizeof buf) return true; /* a pipe that gives less has no more: the next rank's turn */
-    }
-    return false;
+int output_read(job *j, int r, stream *s) {
+    static char buf[READ_STEP];
+    if (s->fd < 0) return -1;
+    ssize_t k = read(s->fd, buf, sizeof buf);
+    if (k < 0 && (errno == EINTR || errno == EAGAIN)) return 0;
+    if (k <= 0) return -1;
+    take(j, r, s, buf, (size_t)k);
+    return j->broken[s->to] && s->to == 1 ? -1 : 1; /* the rank learns as it would without us: by SIGPIPE */
 }
 
 void output_close(job *j, int r, stream *s) {

@@ -12,29 +12,53 @@ local M = {}
 
 local hooks, next_id = {}, 1 -- host functions by number
 
--- Goes on until the end; where C stops for a hook, runs it. A hook's result, when it is a tensor, replaces the gradient.
+-- What C stopped for: a host function gets the gradients that came in; its results, where tensors, are the gradients
+-- that go on (a hook's replaces the one it got).
+local function run_host(state)
+  local hook = hooks[tonumber(C.ddp_backward_host_id(state))]
+  if not hook then return end
+  local function give(...)
+    for i = 1, hook.leaf and 0 or select("#", ...) do
+      local result = select(i, ...)
+      if result ~= nil then
+        if not tensor.is_tensor(result) then fail("hook: the result is a " .. type(result) .. ", expected a tensor or nothing") end
+        check(C.ddp_backward_host_result(state, i - 1, result))
+      end
+    end
+  end
+  if hook.leaf then return give(hook.fn(hook.tensor)) end
+  local grads, n = {}, C.ddp_backward_host_n(state)
+  for i = 1, n do
+    local g = C.ddp_backward_host_grad(state, i - 1)
+    if g ~= nil then grads[i] = own(C.ddp_retain(g)) end
+  end
+  give(hook.fn(unpack(grads, 1, n)))
+end
+
+-- Goes on until the end, or the first error.
 local function run(state)
   local status = C.ddp_backward_next(state)
   while status == 1 do
-    local hook = hooks[tonumber(C.ddp_backward_host_id(state))]
-    if hook then
-      local g = C.ddp_backward_host_grad(state, 0)
-      local ok, result = pcall(hook.fn, hook.leaf and hook.tensor or own(C.ddp_retain(g)))
-      if not ok then
-        C.ddp_backward_free(state)
-        error(result, 0)
-      end
-      if result ~= nil and not hook.leaf then
-        if not tensor.is_tensor(result) then
-          C.ddp_backward_free(state)
-          fail("hook: the result is a " .. type(result) .. ", expected a tensor or nothing")
-        end
-        C.ddp_backward_host_result(state, 0, result)
-      end
+    local ok, err = pcall(run_host, state)
+    if not ok then
+      C.ddp_backward_free(state)
+      error(err, 0)
     end
     status = C.ddp_backward_next(state)
   end
   return status
+end
+
+-- Records fn as the gradient of outputs with respect to inputs: it gets their gradients and returns those of the inputs.
+function M.record_host(fn, inputs, outputs)
+  local id = next_id
+  next_id = id + 1
+  local ins, outs = ffi.new("ddp_tensor *[?]", math.max(#inputs, 1)), ffi.new("ddp_tensor *[?]", math.max(#outputs, 1))
+  for i, x in ipairs(inputs) do ins[i - 1] = x end
+  for i, y in ipairs(outputs) do outs[i - 1] = y end
+  check(C.ddp_record_host(id, #inputs, ins, #outputs, outs))
+  hooks[id] = { fn = fn }
+  return id
 end
 
 local one_out, one_grad = ffi.new "ddp_tensor *[1]", ffi.new "ddp_tensor *[1]"

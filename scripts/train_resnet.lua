@@ -1,0 +1,106 @@
+-- Trains a residual network on the handwritten digits this repository carries, or on CIFAR-10.
+--   ddprun -n 2 scripts/train_resnet.lua [--model resnet20|resnet18|resnet50] [--data digits|DIR] [--epochs E] ...
+-- DIR holds CIFAR-10's binary batches (data_batch_1.bin ... test_batch.bin), or a folder cifar-10-batches-bin with them.
+local ddp = require "ddp"
+local F = ddp.nn.functional
+
+local args = ddp.args({
+  model = "resnet20", data = "digits", synthetic = false, epochs = 0, steps = 0, batch = 64, lr = 0, seed = 1, workers = 2,
+  amp = "none", accumulate = 1, compile = "off", deterministic = false, save = "", resume = "",
+}, { model = { "resnet20", "resnet18", "resnet50" }, amp = { "none", "bf16", "f16" }, compile = { "on", "off" } })
+
+local function refuse(text)
+  if ddp.rank() == 0 then io.stderr:write(text, "\n") end
+  os.exit(2, true)
+end
+for name, off in pairs { amp = "none", accumulate = 1, compile = "off", save = "", resume = "", deterministic = false } do
+  if args[name] ~= off then refuse(("--%s %s is not built yet; %s is accepted"):format(name, tostring(args[name]), off == "" and "leaving it out" or tostring(off))) end
+end
+for _, name in ipairs { "epochs", "steps", "batch", "workers", "seed" } do
+  local v = args[name]
+  if v % 1 ~= 0 or v < (name == "batch" and 1 or 0) then refuse(("--%s is %s, expected a whole number from %d"):format(name, tostring(v), name == "batch" and 1 or 0)) end
+end
+
+ddp.init()
+ddp.manual_seed(args.seed)
+
+-- ---- data -------------------------------------------------------------------------------------------------------
+local digits = args.data == "digits" and not args.synthetic
+local train, test, image
+if args.synthetic then
+  train = ddp.data.tensors(ddp.randn(1024, 3, 32, 32), ddp.randint(0, 10, { 1024 }))
+  image = { channels = 3 }
+elseif digits then
+  train, test = ddp.data.digits { train = true }, ddp.data.digits { train = false }
+  image = { channels = 1, transform = { random_crop = { 8, padding = 1 }, normalize = { mean = { 0.31 }, std = { 0.38 } } } }
+else
+  train, test = ddp.data.cifar10(args.data, { train = true }), ddp.data.cifar10(args.data, { train = false })
+  image = { channels = 3, transform = { random_crop = { 32, padding = 4 }, flip = true,
+    normalize = { mean = { 0.4914, 0.4822, 0.4465 }, std = { 0.247, 0.2435, 0.2616 } } } }
+end
+local plain = image.transform and { normalize = image.transform.normalize }
+local loader = ddp.data.DataLoader(train, { batch_size = args.batch, workers = args.workers, drop_last = true, transform = image.transform,
+  sampler = ddp.data.DistributedSampler(train, { shuffle = true, seed = args.seed }) })
+
+-- ---- model --------------------------------------------------------------------------------------------------------
+local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels }
+local net = ddp.DistributedDataParallel(model)
+local epochs = args.epochs > 0 and args.epochs or args.steps > 0 and math.huge or digits and 14 or 30
+local peak = args.lr > 0 and args.lr or 0.1
+local opt = ddp.optim.SGD(net:parameters(), { lr = peak, momentum = 0.9, weight_decay = 5e-4, nesterov = true })
+local total = args.steps > 0 and args.steps or epochs * loader:len()
+ddp.print(("%s, %d parameters, %d rank%s of batch %d, %d steps"):format(args.model, model:num_parameters(), ddp.world_size(),
+  ddp.world_size() == 1 and "" or "s", args.batch, total))
+
+-- A warm-up over the first tenth, then a cosine to 0.
+local function learning_rate(step)
+  local warm = math.max(1, total * 0.1)
+  if step <= warm then return peak * step / warm end
+  return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / math.max(1, total - warm)))
+end
+
+-- ---- training ------------------------------------------------------------------------------------------------------
+local step, sum, count, mean = 0, 0, 0, 0
+local function train_step(x, y)
+  step = step + 1
+  opt.param_groups[1].lr = learning_rate(step)
+  local loss = F.cross_entropy(net(x), y)
+  opt:zero_grad()
+  loss:backward()
+  opt:step()
+  local value = loss:item()
+  if value ~= value then error(("the loss is NaN at step %d; try a lower --lr"):format(step), 0) end
+  sum, count = sum + value, count + 1
+end
+
+local epoch, done = 0, false
+while not done and epoch < epochs do
+  epoch = epoch + 1
+  sum, count = 0, 0
+  for x, y in loader:iter() do
+    train_step(x, y)
+    if step % 10 == 0 then ddp.progress(("epoch %d, step %d of %d, loss %.4f"):format(epoch, step, total, sum / count)) end
+    if args.steps > 0 and step >= args.steps then done = true break end
+  end
+  mean = ddp.reduce_metrics { loss = { sum, math.max(count, 1) } }.loss
+  ddp.progress(("epoch %d, step %d of %d, mean loss %.4f"):format(epoch, step, total, mean), true)
+end
+
+-- ---- evaluation: each sample once, whatever the number of ranks -------------------------------------------------------
+local accuracy
+if test then
+  local eval = ddp.data.DataLoader(test, { batch_size = 256, workers = args.workers, transform = plain, sampler = ddp.data.DistributedSampler(test, { shuffle = false }) })
+  net:eval()
+  local right, seen = 0, 0
+  ddp.no_grad(function()
+    for x, y in eval:iter() do
+      right = right + net(x):argmax(-1):eq(y):sum():item()
+      seen = seen + y:numel()
+    end
+  end)
+  accuracy = 100 * ddp.reduce_metrics { accuracy = { right, seen } }.accuracy
+  eval:close()
+end
+loader:close()
+ddp.report { batch = args.batch, test_accuracy = accuracy, loss = mean }
+ddp.finish()

@@ -1,0 +1,72 @@
+#!/bin/bash
+# run.sh BUILD [GROUP...] -- runs the tests of a build tree, each file in a process of its own with a timeout, and ends with
+# `N passed, N failed, N skipped`, where N counts cases. Groups: c ops lua dist (default: all). Status 1 on a failure, or
+# when nothing ran. A file prints `ok NAME`, `not ok NAME: why` or `skip NAME: why`, one a line.
+cd "$(dirname "$0")/.." || exit 2
+B=$PWD/${1:-build}; shift
+groups=${*:-c ops lua dist}
+LIMIT=${DDP_TEST_LIMIT:-300}
+export DDP_LIB=$B DDP_BUILD=$B
+export LUA_PATH="$PWD/lua/?.lua;$PWD/lua/?/init.lua;$B/lua/?.lua;$PWD/tests/lua/?.lua;$PWD/tests/harness/?.lua;$PWD/tests/ops/?.lua;$PWD/tests/golden/?.lua;;"
+export PATH=$B:$PATH
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+passed=0 failed=0 skipped=0
+out=$(mktemp) || exit 2
+trap 'rm -f "$out"' EXIT
+
+# A sanitized library in an unsanitized luajit needs its runtime first.
+PRELOAD=
+case $B in
+  *-address) PRELOAD=$(gcc -print-file-name=libasan.so)
+    export ASAN_OPTIONS=detect_leaks=0:handle_segv=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 ;;
+esac
+
+count() { # count FILE STATUS: adds the cases of $out; a file that ended badly without saying so is a failure of its own
+  local p f s
+  p=$(grep -c '^ok ' "$out"); f=$(grep -c '^not ok ' "$out"); s=$(grep -c '^skip ' "$out")
+  grep -E -A12 '^not ok ' "$out" | grep -v '^ok ' | cut -c1-600 | head -60
+  grep '^skip ' "$out"
+  if [ "$2" != 0 ] && [ "$f" = 0 ]; then
+    f=1
+    echo "not ok $1: ended with status $2$([ "$2" = 124 ] && echo ", after $LIMIT s")"
+    tail -15 "$out"
+  fi
+  [ $((p + f + s)) = 0 ] && { f=1; echo "not ok $1: it ran no case"; }
+  passed=$((passed + p)); failed=$((failed + f)); skipped=$((skipped + s))
+  printf '%-36s %4d ok %3d failed %3d skipped\n' "$1" "$p" "$f" "$s"
+}
+
+run() { # run FILE COMMAND...
+  local file=$1; shift
+  timeout -k 5 "$LIMIT" "$@" > "$out" 2>&1 < /dev/null
+  count "$file" $?
+}
+
+for group in $groups; do
+  case $group in
+    c)
+      for src in tests/c/test_*.c; do
+        [ -e "$src" ] || continue
+        exe=$B/$(basename "$src" .c)
+        # shellcheck disable=SC2046
+        if ! gcc -std=c11 -D_GNU_SOURCE -O1 -g -Wall -Wextra -fopenmp $(case $B in *-address) echo -fsanitize=address,undefined ;; esac) \
+            -Icore -I"$B/gen" $(pkg-config --cflags luajit) "$src" -o "$exe" $(sed -n 's|^/\* link: \(.*\) \*/|\1|p' "$src" | sed "s|@B|$B|g") \
+            -L"$B" -lddp -lddp_host -lm -lpthread -ldl -Wl,-rpath,"$B" > "$out" 2>&1; then
+          echo "not ok $src: does not compile" >> "$out"; count "$src" 0; continue
+        fi
+        run "$src" "$exe"
+      done ;;
+    ops)
+      for src in tests/harness/test_*.lua tests/ops/test_*.lua; do run "$src" env ${PRELOAD:+LD_PRELOAD=$PRELOAD} luajit "$src"; done
+      # Each cap of the instruction set runs the same cases.
+      if [ -z "$PRELOAD" ]; then
+        for isa in sse avx2; do run "ops under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_ops.lua; done
+      fi ;;
+    lua)
+      for src in tests/lua/test_*.lua tests/golden/test_*.lua; do [ -e "$src" ] && run "$src" env ${PRELOAD:+LD_PRELOAD=$PRELOAD} luajit "$src"; done ;;
+    dist)
+      for src in tests/dist/*.sh; do run "$src" bash "$src"; done ;;
+  esac
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ] && [ $((passed + skipped)) -gt 0 ]
