@@ -1,7 +1,7 @@
 /* store.c -- the key-value store: a poll() server on a thread of its own, and its client.
  *
  * A request is a header {magic, op, seq, key length, value length}, the key and the value; a reply {seq, value length}
- * and the value. The server answers a GET when the key is there. A new request of a connection replaces one that still
+ * and the value. The server answers a GET when the key is there, a TRY at once. A new request of a connection replaces one that still
  * waits, and replies carry the request's number: so a client may give up waiting and go on with the same connection. */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,7 +20,7 @@
 
 #include "store.h"
 
-enum { OP_HELLO, OP_SET, OP_GET, OP_ADD };
+enum { OP_HELLO, OP_SET, OP_GET, OP_ADD, OP_TRY };
 enum { MAGIC = 0x31706464, KEY_MAX = 4096, VALUE_MAX = 64 << 20, READ_STEP = 64 << 10 };
 
 typedef struct request_head {
@@ -29,7 +29,7 @@ typedef struct request_head {
 } request_head;
 
 typedef struct reply_head {
-    uint32_t seq, pad;
+    uint32_t seq, found; /* found: 0 says that a TRY met no such key */
     uint64_t value_len;
 } reply_head;
 
@@ -107,7 +107,7 @@ static entry *entry_make(ddp_store_server *s, const char *key) {
 }
 
 static bool answer(client *c, uint32_t seq, const void *value, size_t n) {
-    reply_head h = {.seq = seq, .value_len = n};
+    reply_head h = {.seq = seq, .found = 1, .value_len = n};
     return bytes_add(&c->out, &h, sizeof h) && bytes_add(&c->out, value, n);
 }
 
@@ -142,9 +142,11 @@ static bool serve(ddp_store_server *s, client *c, const request_head *h, const c
         c->rank = atoi(key);
         return true;
     }
-    if (h->op == OP_GET) {
-        const entry *e = entry_find(s, key);
+    if (h->op == OP_GET || h->op == OP_TRY) {
+        const entry     *e = entry_find(s, key);
+        const reply_head nothing = {.seq = h->seq};
         if (e) return answer(c, h->seq, e->value.p, e->value.n);
+        if (h->op == OP_TRY) return bytes_add(&c->out, &nothing, sizeof nothing);
         c->seq = h->seq;
         return (c->waits = strdup(key)) != NULL;
     }
@@ -335,6 +337,7 @@ int ddp__store_listen(bool any, int *port) {
 struct ddp_store {
     int      fd;
     uint32_t seq;
+    bool     found; /* of the last reply */
     bytes    in;
 };
 
@@ -406,7 +409,8 @@ static int request(ddp_store *s, uint32_t op, const char *key, const void *value
     bytes        b = {0};
     int          st;
     if (h.key_len > KEY_MAX || n > VALUE_MAX)
-        return ddp__fail(DDP_EINVAL, "store: a key has %u bytes and its value %zu, expected at most %d and %d", h.key_len, n, KEY_MAX, VALUE_MAX);
+        return ddp__fail(DDP_EINVAL, "store: a key has %u bytes and its value %zu, expected at most %d and %d", h.key_len, n,
+                         KEY_MAX, VALUE_MAX);
     if (!bytes_add(&b, &h, sizeof h) || !bytes_add(&b, key, h.key_len) || !bytes_add(&b, value, n)) {
         st = ddp__fail(DDP_ENOMEM, "store: out of memory for %zu bytes", n);
         goto out;
@@ -432,6 +436,7 @@ static int take_reply(ddp_store *s, void **value, size_t *n) {
             v[h.value_len] = 0; /* text is text without a copy */
             *value = v;
             *n = h.value_len;
+            s->found = h.found;
         }
         bytes_drop(&s->in, sizeof h + h.value_len);
         if (mine) return 1;
@@ -501,6 +506,9 @@ void ddp__store_free(ddp_store *s) {
 /* SET and ADD are answered at once by a living server, so half a minute is a dead one. */
 static double soon(void) { return ddp__now() + 30; }
 
+/* What asking once more may add to a timeout. */
+static const double LAST_ASK = 0.5;
+
 int ddp__store_set(ddp_store *s, const char *key, const void *value, size_t n) {
     void  *none = NULL;
     size_t none_n;
@@ -514,7 +522,14 @@ int ddp__store_get(ddp_store *s, const char *key, double deadline, void **value,
     *value = NULL;
     *n = 0;
     int st = request(s, OP_GET, key, NULL, 0, soon());
-    return st < 0 ? st : reply(s, deadline, value, n);
+    if (st < 0 || (st = reply(s, deadline, value, n)) != DDP_ETIMEOUT) return st;
+    /* A deadline that is over says nothing about the key when the server had no time to answer: it is asked again. */
+    st = request(s, OP_TRY, key, NULL, 0, ddp__now() + LAST_ASK);
+    if (st == 0) st = reply(s, ddp__now() + LAST_ASK, value, n);
+    if (st == 0 && s->found) return 0;
+    free(*value);
+    *value = NULL;
+    return st < 0 && st != DDP_ETIMEOUT ? st : ddp__fail(DDP_ETIMEOUT, "store: nobody has set %s in time", key);
 }
 
 int ddp__store_add(ddp_store *s, const char *key, int64_t by, int64_t *value) {

@@ -20,7 +20,7 @@ DDP_LOCAL ddp_store *ddp__store_connect(const char *host, int port, double deadl
 DDP_LOCAL void ddp__store_free(ddp_store *s);
 /* Sets key. */
 DDP_LOCAL int ddp__store_set(ddp_store *s, const char *key, const void *value, size_t n);
-/* Waits for key until the deadline. *value is the caller's (free). DDP_ETIMEOUT (no error set for `quiet`). */
+/* Waits for key until the deadline. *value is the caller's (free). DDP_ETIMEOUT, as an error too. */
 DDP_LOCAL int ddp__store_get(ddp_store *s, const char *key, double deadline, void **value, size_t *n);
 /* Adds to a counter and returns the new value through *value. */
 DDP_LOCAL int ddp__store_add(ddp_store *s, const char *key, int64_t by, int64_t *value);

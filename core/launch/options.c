@@ -111,7 +111,8 @@ static const option all[] = {
     {"--timestamps", "DDP_TIMESTAMPS", NULL, "1 or 0", "put the time before each line", take_timestamps},
     {"--report", "DDP_REPORT", "FILE", "a file name", "write the report of the run to FILE as JSON", take_report},
     {"--exec", NULL, NULL, NULL, "run a program in place of a Lua script", take_exec},
-    {"--master-addr", "DDP_MASTER_ADDR", "HOST", "127.0.0.1 or localhost (several hosts are not built yet)", "this host only", take_master_addr},
+    {"--master-addr", "DDP_MASTER_ADDR", "HOST", "127.0.0.1 or localhost (several hosts are not built yet)",
+     "this host only", take_master_addr},
     {"--master-port", "DDP_MASTER_PORT", "P", "a port, or 0 for any", "the port of the store; default: one that is free", take_master_port},
     {"--nnodes", "DDP_NNODES", "N", NOT_YET ", 1 is accepted", "several hosts: not built yet", take_one},
     {"--node-rank", "DDP_NODE_RANK", "I", NOT_YET ", 0 is accepted", "several hosts: not built yet", take_zero},
@@ -228,7 +229,8 @@ int options_read(options *o, int argc, char **argv) {
     o->args = argv + i;
     if (o->help || o->version || o->print_env) return 0;
     if (i >= argc) {
-        say("no %s given, expected: ddprun [options] %s", o->exec ? "program" : "script", o->exec ? "--exec program [arguments]" : "script.lua [arguments]");
+        if (o->exec) say("no program given, expected: ddprun [options] --exec program [arguments]");
+        else say("no script given, expected: ddprun [options] script.lua [arguments]");
         return EXIT_USAGE;
     }
     return check_whole(o);

@@ -27,6 +27,9 @@ bool text_add(text *t, const void *p, size_t n) {
     return true;
 }
 
+/* Seconds that a reader has for our last words when the job is being ended. */
+static const double LAST_WORDS = 1;
+
 /* Waits until fd takes bytes, and attends to signals meanwhile: Ctrl-C works while a pager holds our output back.
  * False: give up. */
 static bool wait_writable(job *j, int fd) {
@@ -36,7 +39,7 @@ static bool wait_writable(job *j, int fd) {
         if (k < 0 && errno != EINTR) return false;
         if (p[0].revents) return true;
         job_attend(j);
-        if (j->killed && ddp__now() > j->killed_at + 1) return false;
+        if (j->stopping && ddp__now() > j->stopped_at + LAST_WORDS) return false;
     }
 }
 
@@ -47,7 +50,10 @@ void output_write(job *j, int fd, const char *p, size_t n) {
     /* A pipe that polls writable takes PIPE_BUF bytes without blocking; a file takes anything. */
     size_t step = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? 1 << 20 : 4096;
     while (n) {
-        if (!wait_writable(j, fd)) return;
+        if (!wait_writable(j, fd)) {
+            j->broken[fd] = true; /* or each further piece would wait again */
+            return;
+        }
         ssize_t k = write(fd, p, n < step ? n : step);
         if (k < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (k < 0) {

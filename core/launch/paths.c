@@ -12,15 +12,14 @@ static bool exists(const char *path) { return access(path, F_OK) == 0; }
 
 int places_find(places *p) {
     char    root[sizeof p->exe_dir], path[sizeof p->exe_dir + 40];
-    ssize_t n = readlink("/proc/self/exe", p->exe_dir, sizeof p->exe_dir - 1);
+    ssize_t n = readlink("/proc/self/exe", root, sizeof root - 1);
     if (n <= 0) {
         say("cannot read /proc/self/exe: %s", strerror(errno));
         return 1;
     }
-    p->exe_dir[n] = 0;
-    *strrchr(p->exe_dir, '/') = 0;
-    memcpy(root, p->exe_dir, (size_t)n);
-    root[strlen(p->exe_dir)] = 0;
+    root[n] = 0;
+    *strrchr(root, '/') = 0;
+    memcpy(p->exe_dir, root, strlen(root) + 1);
     char *slash = strrchr(root, '/');
     if (slash) *slash = 0;
     snprintf(path, sizeof path, "%s/share/ddp/lua", root);

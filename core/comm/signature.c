@@ -1,0 +1,26 @@
+/* signature.c -- what a rank is about to do, in words and for comparison. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine.h"
+
+const char *ddp__signature_text(const ddp_signature *s, char *text, size_t n) {
+    static const char *const kinds[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
+    static const char *const reduces[] = {"sum", "mean", "min", "max"};
+    const char *kind = s->kind >= 0 && s->kind <= DDP_COLL_BARRIER ? kinds[s->kind] : "?";
+    char how[32] = "", name[64] = "";
+    if (s->kind == DDP_COLL_ALL_REDUCE || s->kind == DDP_COLL_REDUCE_SCATTER)
+        snprintf(how, sizeof how, " %s", s->reduce >= 0 && s->reduce <= DDP_MAX ? reduces[s->reduce] : "?");
+    if (s->kind == DDP_COLL_BROADCAST) snprintf(how, sizeof how, " from rank %d", s->root);
+    if (s->name[0]) snprintf(name, sizeof name, ", %.47s", s->name);
+    if (s->kind == DDP_COLL_BARRIER) snprintf(text, n, "%s%s%.95s", kind, s->where[0] ? ", " : "", s->where);
+    else
+        snprintf(text, n, "%s%s (%s x %lld%s)%s%.95s", kind, how, ddp_dtype_name(s->dtype), (long long)s->count, name,
+                 s->where[0] ? ", " : "", s->where);
+    return text;
+}
+
+bool ddp__signature_equal(const ddp_signature *a, const ddp_signature *b) {
+    return a->kind == b->kind && a->reduce == b->reduce && a->root == b->root && a->dtype == b->dtype && a->count == b->count &&
+           strncmp(a->name, b->name, sizeof a->name) == 0;
+}
