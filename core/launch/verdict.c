@@ -177,6 +177,9 @@ static void add_lines(text *t, const char *margin, const char *s, size_t n) {
 static void add_tail(text *t, const job *j, int r) {
     const rank_proc *p = &j->ranks[r];
     size_t           n = p->tail_n, from;
+    size_t           told = p->error && !p->left ? strlen(p->error) : 0;
+    if (n && p->tail[n - 1] == '\n') n--;
+    if (told && n >= told && memcmp(p->tail + n - told, p->error, told) == 0) n -= told; /* it stands above already */
     if (n && p->tail[n - 1] == '\n') n--;
     if (n == 0) return;
     int lines = 0;

@@ -64,7 +64,7 @@ static roles roles_of(const ddp_call *c, conv *v) {
     return r;
 }
 
-/* ---- descriptors ------------------------------------------------------------------------------------------------------ */
+/* ---- descriptors ------------------------------------------------------------------------------------------------- */
 
 typedef struct conv_mds {
     dnnl_memory_desc_t x, w, y, bias;
@@ -111,7 +111,8 @@ static dnnl_primitive_desc_t describe(const conv *v, const conv_mds *m, dnnl_alg
     if (v->kind == GRAD_INPUT)
         st = dnnl_dilated_convolution_backward_data_desc_init(&d, alg, &m->x, &m->w, &m->y, stride, dilate, pad, pad);
     else
-        st = dnnl_dilated_convolution_backward_weights_desc_init(&d, alg, &m->x, &m->w, NULL, &m->y, stride, dilate, pad, pad);
+        st = dnnl_dilated_convolution_backward_weights_desc_init(&d, alg, &m->x, &m->w, NULL, &m->y, stride, dilate, pad,
+                                                                 pad);
     if (st == dnnl_success) pd = dnn_desc(&d, forward);
     dnnl_primitive_desc_destroy(forward);
     return pd;
@@ -188,7 +189,7 @@ static dnn_entry *entry_of(const ddp_call *c, const conv *v) {
     return dnn_find(&k, build, v);
 }
 
-/* ---- kernels ------------------------------------------------------------------------------------------------------------ */
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 static const char *reject(const ddp_call *c) {
     conv  v;

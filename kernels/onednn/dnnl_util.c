@@ -20,7 +20,7 @@ static _Thread_local dnn_state *mine;
 static pthread_once_t           once = PTHREAD_ONCE_INIT;
 static pthread_key_t            at_exit_of_thread;
 
-/* ---- one thread's state --------------------------------------------------------------------------------------------- */
+/* ---- one thread's state ------------------------------------------------------------------------------------------ */
 
 static void entry_free(dnn_entry *e) {
     for (int i = 0; i < e->n; i++) {
@@ -79,7 +79,7 @@ int dnn_threads(void) {
     return n;
 }
 
-/* ---- keys ----------------------------------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------------------------------------------------- */
 
 void dnn_key_start(dnn_key *k, int op) {
     k->n = 2;
@@ -125,7 +125,7 @@ dnn_entry *dnn_find(const dnn_key *k, dnn_build_fn build, const void *ctx) {
     return e;
 }
 
-/* ---- building an entry ---------------------------------------------------------------------------------------------- */
+/* ---- building an entry ------------------------------------------------------------------------------------------- */
 
 dnnl_primitive_desc_t dnn_desc(const void *op_desc, dnnl_primitive_desc_t hint) {
     dnn_state            *s = state();
@@ -147,7 +147,8 @@ static bool memory(dnnl_memory_t *m, const dnnl_memory_desc_t *md) {
     return dnnl_memory_create(m, md, mine->engine, DNNL_MEMORY_NONE) == dnnl_success;
 }
 
-static bool slot_make(dnn_slot *s, const dnn_use *u, const dnnl_memory_desc_t *want, size_t *workspace, size_t *scratch) {
+static bool slot_make(dnn_slot *s, const dnn_use *u, const dnnl_memory_desc_t *want, size_t *workspace,
+                      size_t *scratch) {
     s->arg = u->arg;
     s->out = u->out;
     if (!memory(&s->user, &u->user)) return false;
@@ -157,7 +158,8 @@ static bool slot_make(dnn_slot *s, const dnn_use *u, const dnnl_memory_desc_t *w
     const dnnl_memory_desc_t *from = u->out ? want : &u->user, *to = u->out ? &u->user : want;
     dnnl_primitive_desc_t     pd = NULL;
     if (!memory(&s->own, want)) return false;
-    if (dnnl_reorder_primitive_desc_create(&pd, from, mine->engine, to, mine->engine, mine->attr) != dnnl_success) return false;
+    if (dnnl_reorder_primitive_desc_create(&pd, from, mine->engine, to, mine->engine, mine->attr) != dnnl_success)
+        return false;
     const dnnl_memory_desc_t *md = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     size_t                    bytes = md ? dnnl_memory_desc_get_size(md) : 0;
     if (bytes > *scratch) *scratch = bytes;
@@ -186,7 +188,7 @@ const char *dnn_entry_make(dnn_entry *e, dnnl_primitive_desc_t pd, int n, const 
     return memory(&e->scratch, &bytes_md) ? NULL : no;
 }
 
-/* ---- running ---------------------------------------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 static bool reorder(const dnn_entry *e, const dnn_slot *s) {
     dnnl_exec_arg_t args[3] = {{DNNL_ARG_FROM, s->out ? s->own : s->user},
@@ -222,7 +224,7 @@ int dnn_run(const dnn_entry *e, const char *op, void *const *ptr) {
     return ok ? 0 : ddp__fail(DDP_ENOSUP, "%s: oneDNN failed to run", op);
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ----------------------------------------------------------------------------------------------------- */
 
 static bool lies_as(const ddp_meta *m, const int *order) {
     int64_t s = 1;

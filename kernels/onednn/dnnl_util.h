@@ -48,8 +48,8 @@ typedef struct dnn_use {
     dnnl_memory_desc_t user;
 } dnn_use;
 
-/* The entry of key, built on the first call: `build` makes a descriptor and calls dnn_entry_make, and returns NULL or the
- * reason why there is none. NULL with the error set when memory ran out. */
+/* The entry of key, built on the first call: `build` makes a descriptor and calls dnn_entry_make, and returns NULL or
+ * the reason why there is none. NULL with the error set when memory ran out. */
 typedef const char *(*dnn_build_fn)(dnn_entry *e, const void *ctx);
 DDP_LOCAL dnn_entry *dnn_find(const dnn_key *k, dnn_build_fn build, const void *ctx);
 /* Takes over pd. NULL, or the reason why it failed. */
@@ -86,7 +86,6 @@ static inline float *dnn_ptr(const ddp_tensor *t) { return (float *)t->storage->
 
 DDP_LOCAL extern const ddp_kernel dnn_conv2d[], dnn_conv2d_grad_input[], dnn_conv2d_grad_weight[];
 DDP_LOCAL extern const ddp_kernel dnn_matmul[], dnn_linear[];
-DDP_LOCAL extern const ddp_kernel dnn_batch_norm[], dnn_batch_norm_grad[];
 DDP_LOCAL extern const ddp_kernel dnn_avg_pool2d[];
 
 #endif

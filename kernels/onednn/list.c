@@ -7,8 +7,6 @@ static const ddp_kernel *by_op[DDP_OP_COUNT] = {
     [DDP_OP_conv2d_grad_weight] = dnn_conv2d_grad_weight,
     [DDP_OP_matmul] = dnn_matmul,
     [DDP_OP_linear] = dnn_linear,
-    [DDP_OP_batch_norm] = dnn_batch_norm,
-    [DDP_OP_batch_norm_grad] = dnn_batch_norm_grad,
     [DDP_OP_avg_pool2d] = dnn_avg_pool2d,
 };
 

@@ -14,7 +14,7 @@ typedef struct product {
     int64_t sa[BATCH_DIMS], sb[BATCH_DIMS]; /* 0 where broadcast */
 } product;
 
-/* ---- from a call to a product ------------------------------------------------------------------------------------------- */
+/* ---- from a call to a product ------------------------------------------------------------------------------------ */
 
 static void batch_strides(const ddp_meta *m, const product *p, int64_t *stride) {
     int own = m->ndim > 2 ? m->ndim - 2 : 0;
@@ -94,14 +94,16 @@ static const char *product_of(const ddp_call *c, product *p) {
     if (no) return no;
     if (p->bias && p->N > 1 && c->in[2]->m.stride[0] != 1) return "a bias with a stride";
     merge_rows(p);
-    if (!gemm_able(p->M, p->K, &p->am, &p->ak) || !gemm_able(p->K, p->N, &p->bk, &p->bn)) return "a matrix without a unit stride";
+    if (!gemm_able(p->M, p->K, &p->am, &p->ak) || !gemm_able(p->K, p->N, &p->bk, &p->bn))
+        return "a matrix without a unit stride";
     return NULL;
 }
 
-/* ---- the primitive -------------------------------------------------------------------------------------------------------- */
+/* ---- the primitive ----------------------------------------------------------------------------------------------- */
 
 /* Batch dims where the operand is broadcast get size 1. */
-static bool operand(dnnl_memory_desc_t *md, const product *p, const int64_t *batch, int64_t rows, int64_t cols, int64_t r, int64_t c) {
+static bool operand(dnnl_memory_desc_t *md, const product *p, const int64_t *batch, int64_t rows, int64_t cols, int64_t r,
+                    int64_t c) {
     int     n = (int)p->batch_dims;
     int64_t size[DDP_MAX_DIM], stride[DDP_MAX_DIM], dense = rows * cols;
     size[n] = rows;
@@ -130,7 +132,8 @@ static const char *build(dnn_entry *e, const void *ctx) {
     }
     ones[n + 1] = p->N;
     stride[n + 1] = 1;
-    if (!operand(&a, p, p->sa, p->M, p->K, p->am, p->ak) || !operand(&b, p, p->sb, p->K, p->N, p->bk, p->bn)) return no;
+    if (!operand(&a, p, p->sa, p->M, p->K, p->am, p->ak)) return no;
+    if (!operand(&b, p, p->sb, p->K, p->N, p->bk, p->bn)) return no;
     if (!operand(&y, p, dense + 1, p->M, p->N, p->N, 1) || !dnn_md(&bias, n + 2, ones, stride)) return no;
     dnnl_matmul_desc_t d;
     if (dnnl_matmul_desc_init(&d, &a, &b, p->bias ? &bias : NULL, &y) != dnnl_success) return no;
@@ -147,13 +150,13 @@ static const char *build(dnn_entry *e, const void *ctx) {
     return dnn_entry_make(e, pd, p->bias ? 4 : 3, use);
 }
 
-/* ---- sgemm ------------------------------------------------------------------------------------------------------------------ */
+/* ---- sgemm ------------------------------------------------------------------------------------------------------- */
 
 static int one_sgemm(const product *p, const float *a, const float *b, const float *bias, float *y) {
     bool ta = !(p->ak == 1 && p->am >= p->K), tb = !(p->bn == 1 && p->bk >= p->N);
     for (int64_t m = 0; bias && m < p->M; m++) memcpy(y + m * p->N, bias, (size_t)p->N * sizeof *y);
-    dnnl_status_t st = dnnl_sgemm(ta ? 'T' : 'N', tb ? 'T' : 'N', p->M, p->N, p->K, 1, a, ta ? p->ak : p->am, b, tb ? p->bn : p->bk,
-                                  bias ? 1 : 0, y, p->N);
+    dnnl_status_t st = dnnl_sgemm(ta ? 'T' : 'N', tb ? 'T' : 'N', p->M, p->N, p->K, 1, a, ta ? p->ak : p->am, b,
+                                  tb ? p->bn : p->bk, bias ? 1 : 0, y, p->N);
     return st == dnnl_success ? 0 : ddp__fail(DDP_ENOSUP, "matmul: oneDNN's sgemm failed");
 }
 
@@ -176,7 +179,7 @@ static int each_sgemm(const product *p, const float *a, const float *b, const fl
 /* Measured: sgemm wins with b as it lies, and for one row. */
 static bool sgemm_pays(const product *p) { return p->batch_dims == 0 && !p->bias && (p->M == 1 || p->bn == 1); }
 
-/* ---- kernels ------------------------------------------------------------------------------------------------------------------ */
+/* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 static const char *reject(const ddp_call *c) {
     product p;
@@ -187,7 +190,8 @@ static int run(const ddp_call *c) {
     product     p;
     const char *no = product_of(c, &p);
     if (no) return ddp__fail(DDP_ENOSUP, "%s: %s", c->op->name, no);
-    float *a = dnn_ptr(c->in[0]), *b = dnn_ptr(c->in[1]), *y = dnn_ptr(c->out[0]), *bias = p.bias ? dnn_ptr(c->in[2]) : NULL;
+    float *a = dnn_ptr(c->in[0]), *b = dnn_ptr(c->in[1]), *y = dnn_ptr(c->out[0]);
+    float *bias = p.bias ? dnn_ptr(c->in[2]) : NULL;
     if (sgemm_pays(&p)) return each_sgemm(&p, a, b, bias, y);
     dnn_key k;
     dnn_key_start(&k, DDP_OP_matmul);

@@ -28,15 +28,18 @@ static const char *build(dnn_entry *e, const void *ctx) {
     dnn_strides(DNN_CHANNELS_LAST, v->y, s);
     if (!dnn_md(&y, 4, v->y, s)) return no;
     dnnl_alg_kind_t alg = v->include ? dnnl_pooling_avg_include_padding : dnnl_pooling_avg_exclude_padding;
-    dnnl_dims_t stride = {v->stride[0], v->stride[1]}, kernel = {v->kernel[0], v->kernel[1]}, pad = {v->padding[0], v->padding[1]};
-    if (dnnl_pooling_forward_desc_init(&d, dnnl_forward_inference, alg, &x, &y, stride, kernel, pad, pad) != dnnl_success) return no;
+    dnnl_dims_t stride = {v->stride[0], v->stride[1]}, kernel = {v->kernel[0], v->kernel[1]};
+    dnnl_dims_t pad = {v->padding[0], v->padding[1]};
+    if (dnnl_pooling_forward_desc_init(&d, dnnl_forward_inference, alg, &x, &y, stride, kernel, pad, pad) != dnnl_success)
+        return no;
     dnnl_primitive_desc_t pd = dnn_desc(&d, NULL);
     if (!pd) return no;
     if (dnn_is_reference(pd)) {
         dnnl_primitive_desc_destroy(pd);
         return no;
     }
-    const dnn_use use[2] = {{DNNL_ARG_SRC, false, dnnl_query_src_md, 0, x}, {DNNL_ARG_DST, true, dnnl_query_dst_md, 0, y}};
+    const dnn_use use[2] = {{DNNL_ARG_SRC, false, dnnl_query_src_md, 0, x},
+                            {DNNL_ARG_DST, true, dnnl_query_dst_md, 0, y}};
     return dnn_entry_make(e, pd, 2, use);
 }
 

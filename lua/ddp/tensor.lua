@@ -319,6 +319,10 @@ function T.slice(t, dim, first, last, step)
   return ops.slice(t, dim, first - 1, math.max(last, first - 1), step)
 end
 
+-- The dim comes first, as in PyTorch.
+function T.index_select(t, dim, ids) return ops.index_select(t, ids, dim) end
+function T.gather(t, dim, ids) return ops.gather(t, ids, dim) end
+
 function M.cat(list, dim) return ops.cat(list, dim) end
 function M.stack(list, dim) return ops.stack(list, dim) end
 M.where = function(cond, a, b)

@@ -1,0 +1,134 @@
+-- test_nn.lua -- modules, optimizers, and training with them.
+local t = require "harness"
+local ddp = require "ddp"
+local nn, F = ddp.nn, ddp.nn.functional
+
+t.test("modules list parameters in order of assignment, tied ones once", function()
+  local Block = nn.Module "Block"
+  function Block:init()
+    self.b = nn.Linear(2, 3)
+    self.a = nn.Linear(3, 2, { bias = false })
+    self.tied = self.a
+    self.scale = nn.Parameter(ddp.ones(1))
+    self:register_buffer("n", ddp.zeros(1))
+  end
+  local m, names = Block(), {}
+  for name in m:named_parameters() do names[#names + 1] = name end
+  t.eq(names, { "scale", "b.weight", "b.bias", "a.weight" })
+  t.eq(#m:parameters(), 4)
+  t.ok(m:state_dict().n ~= nil)
+  t.ok(m:is(Block) and not m:is(nn.Linear) and m.a:is(nn.Linear))
+end)
+t.test("children of Sequential are numbered from 0 by name and from 1 by position", function()
+  local m = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+  t.ok(m[3].weight:size(2) == 3)
+  local names = {}
+  for name in ddp.sorted(m:state_dict()) do names[#names + 1] = name end
+  t.eq(names, { "0.bias", "0.weight", "2.bias", "2.weight" })
+  t.eq(m(ddp.ones(4, 2)):size(), { 4, 1 })
+end)
+t.test("a plain table that holds modules is an error at parameters()", function()
+  local M = nn.Module "M"
+  function M:init() self.list = { nn.Linear(1, 1) } end
+  t.fails(function() M():parameters() end, "use nn.ModuleList")
+end)
+t.test("load_state_dict copies, and names what is missing or unexpected", function()
+  local a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+  b:load_state_dict(a:state_dict())
+  t.ok(a.weight:equal(b.weight) and a.weight ~= b.weight)
+  t.fails(function() b:load_state_dict { weight = a.weight, extra = a.bias } end, "missing: bias; unexpected: extra")
+  local r = b:load_state_dict({ weight = a.weight }, { strict = false })
+  t.eq(r.missing_keys, { "bias" })
+  t.fails(function() b:load_state_dict { weight = ddp.ones(3, 2), bias = a.bias } end, "weight is [2,2] here, [3,2]")
+end)
+t.test("hooks run before and after forward, and can be removed", function()
+  local m, log = nn.Linear(2, 2), {}
+  local h1 = m:register_forward_pre_hook(function() log[#log + 1] = "pre" end)
+  local h2 = m:register_forward_hook(function(_, _, y) log[#log + 1] = "post" return y * 0 end)
+  t.eq(m(ddp.ones(1, 2)):sum():item(), 0)
+  t.eq(log, { "pre", "post" })
+  h1:remove()
+  h2:remove()
+  t.ok(m(ddp.ones(1, 2)):abs():sum():item() > 0)
+end)
+t.test("dropout and batch norm follow train and eval", function()
+  local m = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm2d(3))
+  ddp.manual_seed(1)
+  local x = ddp.randn(8, 3, 4, 4)
+  local y = m(x)
+  t.near(y:mean():item(), 0, 1e-5)
+  t.eq(m[2].num_batches_tracked:item(), 1)
+  m:eval()
+  local mean = m[2].running_mean:clone()
+  m(x)
+  t.ok(m[2].running_mean:equal(mean), "eval leaves the statistics alone")
+  t.fails(function() m[2](ddp.ones(2, 3)) end, "BatchNorm2d: x has 2 dims")
+end)
+t.test("constructors refuse bad arguments by name", function()
+  t.fails(function() nn.Linear(2) end, "Linear: out_features is nil")
+  t.fails(function() nn.Conv2d(3, 4, 3, { strid = 2 }) end, "did you mean \"stride\"")
+  t.fails(function() nn.Conv2d(3, 4, 3, { groups = 2 }) end, "do not divide into 2 groups")
+  t.fails(function() ddp.optim.SGD({}, { lr = 1 }) end, "no parameters")
+  t.fails(function() ddp.optim.SGD({ ddp.ones(1) }, {}) end, "lr is missing")
+  t.fails(function() ddp.optim.Adam({ ddp.ones(1) }, { learning_rate = 1 }) end, "no option")
+end)
+t.test("a label out of range is named", function()
+  t.fails(function() return F.cross_entropy(ddp.zeros(2, 3), ddp.tensor({ 0, 7 }, { dtype = "i64" })) end, "label 7 at position 1")
+end)
+t.test("SGD skips parameters without a gradient and follows momentum", function()
+  local a, b = ddp.ones(1, { requires_grad = true }), ddp.ones(1, { requires_grad = true })
+  local opt = ddp.optim.SGD({ a, b }, { lr = 0.1, momentum = 0.9, weight_decay = 0.1 });
+  (a * 2):sum():backward()
+  opt:step()
+  t.near(a:item(), 1 - 0.1 * 2.1, 1e-6)
+  t.eq(b:item(), 1, "no weight decay without a gradient")
+  opt:zero_grad()
+  t.ok(a.grad == nil);
+  (a * 2):sum():backward()
+  local before = a:item()
+  opt:step()
+  t.near(a:item(), before - 0.1 * (0.9 * 2.1 + 2 + 0.1 * before), 1e-6)
+end)
+t.test("groups have options of their own", function()
+  local a, b = ddp.ones(1, { requires_grad = true }), ddp.ones(1, { requires_grad = true })
+  local opt = ddp.optim.SGD({ { params = { a }, lr = 1 }, { params = { b } } }, { lr = 0.1 });
+  (a + b):sum():backward()
+  opt:step()
+  t.near(a:item(), 0, 1e-6)
+  t.near(b:item(), 0.9, 1e-6)
+  opt.param_groups[2].lr = 0
+  opt:step()
+  t.near(b:item(), 0.9, 1e-6)
+end)
+t.test("a small net fits exclusive or", function()
+  ddp.manual_seed(2)
+  local x, y = ddp.tensor { { 0, 0 }, { 0, 1 }, { 1, 0 }, { 1, 1 } }, ddp.tensor { { 0 }, { 1 }, { 1 }, { 0 } }
+  local m = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+  local opt = ddp.optim.Adam(m:parameters(), { lr = 0.05 })
+  local loss
+  for _ = 1, 300 do
+    loss = F.mse_loss(m(x), y)
+    opt:zero_grad()
+    loss:backward()
+    opt:step()
+  end
+  t.ok(loss:item() < 1e-3, "loss " .. loss:item())
+end)
+t.test("resnets have torchvision's parameter names and counts", function()
+  local m = ddp.models.resnet18 { num_classes = 10, stem = "cifar" }
+  t.eq(m:num_parameters(), 11173962)
+  local sd = m:state_dict()
+  for _, name in ipairs { "conv1.weight", "bn1.running_mean", "layer2.0.downsample.0.weight", "layer4.1.bn2.num_batches_tracked", "fc.bias" } do
+    t.ok(sd[name] ~= nil, name)
+  end
+  t.eq(ddp.models.resnet50():num_parameters(), 25557032)
+  t.eq(ddp.models.resnet20 { num_classes = 10 }:num_parameters() > 270000, true)
+end)
+t.test("clip_grad_norm_ scales to the norm and returns what it was", function()
+  local a = ddp.ones(4, { requires_grad = true });
+  (a * 3):sum():backward()
+  t.near(ddp.clip_grad_norm_({ a }, 1):item(), 6, 1e-5)
+  t.near(a.grad:norm():item(), 1, 1e-4)
+end)
+
+t.done()
