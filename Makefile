@@ -71,7 +71,7 @@ $(B)/libddp_onednn.so: $(DNNL_OBJ) $(B)/libddp.so
 $(B)/libddp_host.so: $(HOST_OBJ) $(B)/libddp.so
 	$(CC) -shared -Wl,-soname,libddp_host.so $(LDFLAGS_ALL) -o $@ $(HOST_OBJ) -L$(B) -lddp $(LUA_LIBS) -lpthread -Wl,-rpath,'$$ORIGIN'
 $(B)/ddprun: $(RUN_OBJ)
-	$(CC) $(filter-out -fopenmp -Wl$(comma)-z%,$(LDFLAGS_ALL)) -rdynamic -o $@ $^ -ldl -lpthread
+	$(CC) $(filter-out -fopenmp -Wl$(comma)-z%,$(LDFLAGS_ALL)) -o $@ $^ -ldl -lpthread
 comma := ,
 
 # ---- using -------------------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@
  * Sticky per thread: the first failure stays until ddp_error_take; later failures do not replace it. */
 
 /* Records a failure and returns `status`; when one is pending already, returns the pending status. */
-int ddp__fail(int status, const char *fmt, ...) DDP_PRINTF(2, 3);
+DDP_API int ddp__fail(int status, const char *fmt, ...) DDP_PRINTF(2, 3);
 /* The pending status of this thread, 0 when none. */
-int ddp__pending(void);
+DDP_API int ddp__pending(void);
 /* Takes a pending error aside (status and text) so that clean-up code can run ops, and puts it back. */
 typedef struct ddp_saved_error {
     int   status;

@@ -1,5 +1,6 @@
-/* augment.c -- random crop, flip and normalisation of one image, and a sample's random numbers. All draws come from Philox
- * with the key of (seed, epoch) and the counter (index, stream): stream 0 is this file's, 1.. are the host function's. */
+/* augment.c -- random crop, flip and normalisation of one image, and a sample's random numbers. All draws come from
+ * Philox with the key of (seed, epoch) and the counter (index, stream): stream 0 is this file's, 1.. are the host
+ * function's. */
 #include <stdlib.h>
 
 #include "data.h"
@@ -19,13 +20,15 @@ int64_t ddp_sample_integer(ddp_sample_call *call, int64_t lo, int64_t hi) {
     return (int64_t)((uint64_t)lo + (uint64_t)((unsigned __int128)wide * (span + 1) >> 64));
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options --------------------------------------------------------------------------------------------------------
+ */
 
 int ddp__augment_check(const ddp_augment *a, int c, int h, int w) {
     if (a->n_norm > 1 && a->n_norm != c)
         return ddp__fail(DDP_ESHAPE, "normalize: %d means for images of %d channels", a->n_norm, c);
     if (a->crop && (a->crop_h > h + 2 * a->padding || a->crop_w > w + 2 * a->padding))
-        return ddp__fail(DDP_ESHAPE, "random_crop: a window of %dx%d from images of %dx%d with padding %d", a->crop_h, a->crop_w, h, w, a->padding);
+        return ddp__fail(DDP_ESHAPE, "random_crop: a window of %dx%d from images of %dx%d with padding %d", a->crop_h,
+                         a->crop_w, h, w, a->padding);
     return 0;
 }
 
@@ -36,7 +39,8 @@ static int take_norm(ddp_augment *a, const ddp_loader_opts *o) {
     a->n_norm = o->n_norm;
     a->inv = a->mean + o->n_norm;
     for (int i = 0; i < o->n_norm; i++) {
-        if (!(o->std[i] > 0)) return ddp__fail(DDP_EINVAL, "normalize: std[%d] is %g, expected more than 0", i, o->std[i]);
+        if (!(o->std[i] > 0))
+            return ddp__fail(DDP_EINVAL, "normalize: std[%d] is %g, expected more than 0", i, o->std[i]);
         a->mean[i] = (float)o->mean[i];
         a->inv[i] = (float)(1 / o->std[i]);
     }
@@ -48,7 +52,11 @@ static float norm_mean(const ddp_augment *a, int c) { return a->n_norm ? a->mean
 static float norm_inv(const ddp_augment *a, int c) { return a->n_norm ? a->inv[a->n_norm > 1 ? c : 0] : 1; }
 
 int ddp__augment_init(ddp_augment *a, const ddp_loader_opts *o, int c, int h, int w, float scale) {
-    *a = (ddp_augment){.crop = o->crop_h > 0 || o->crop_w > 0, .flip = o->flip != 0, .crop_h = o->crop_h, .crop_w = o->crop_w, .padding = o->crop_padding};
+    *a = (ddp_augment){.crop = o->crop_h > 0 || o->crop_w > 0,
+                       .flip = o->flip != 0,
+                       .crop_h = o->crop_h,
+                       .crop_w = o->crop_w,
+                       .padding = o->crop_padding};
     if (o->crop_h < 0 || o->crop_w < 0 || o->crop_padding < 0 || (a->crop && (o->crop_h == 0 || o->crop_w == 0)))
         return ddp__fail(DDP_EINVAL, "random_crop: size %dx%d, padding %d", o->crop_h, o->crop_w, o->crop_padding);
     if (o->n_norm < 0) return ddp__fail(DDP_EINVAL, "normalize: %d means", o->n_norm);
@@ -69,13 +77,14 @@ void ddp__augment_free(ddp_augment *a) {
     *a = (ddp_augment){0};
 }
 
-/* ---- one image ----------------------------------------------------------------------------------------------------------- */
+/* ---- one image
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* Row `y` of channel c; columns x0, x0 + dx, ... of it. Outside the image are zeros. */
 static void row(const ddp_augment *a, const ddp_image *s, int c, int y, int x0, int dx, int n, float *out, int64_t ow) {
     float mean = norm_mean(a, c), inv = norm_inv(a, c);
     if (s->bytes) {
-        const float   *lut = a->lut + 256 * c;
+        const float *lut = a->lut + 256 * c;
         const uint8_t *p = s->bytes + ((int64_t)c * s->h + (y < 0 || y >= s->h ? 0 : y)) * s->w;
         for (int i = 0, x = x0; i < n; i++, x += dx) {
             bool inside = y >= 0 && y < s->h && x >= 0 && x < s->w;
@@ -84,14 +93,15 @@ static void row(const ddp_augment *a, const ddp_image *s, int c, int y, int x0, 
         return;
     }
     for (int i = 0, x = x0; i < n; i++, x += dx) {
-        bool  inside = y >= 0 && y < s->h && x >= 0 && x < s->w;
+        bool inside = y >= 0 && y < s->h && x >= 0 && x < s->w;
         float v = inside ? s->f32[c * s->sc + y * s->sh + x * s->sw] : 0;
         out[i * ow] = (v - mean) * inv;
     }
 }
 
-void ddp__augment_run(const ddp_augment *a, const ddp_image *src, uint64_t key, int64_t index, float *out, int64_t oc, int64_t oh, int64_t ow) {
-    int      h = ddp__augment_h(a, src->h), w = ddp__augment_w(a, src->w), top = 0, left = 0;
+void ddp__augment_run(const ddp_augment *a, const ddp_image *src, uint64_t key, int64_t index, float *out, int64_t oc,
+                      int64_t oh, int64_t ow) {
+    int h = ddp__augment_h(a, src->h), w = ddp__augment_w(a, src->w), top = 0, left = 0;
     uint32_t r[4] = {0};
     if (a->crop || a->flip) ddp__philox(key, (uint64_t)index, 0, r);
     if (a->crop) {

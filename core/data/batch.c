@@ -24,18 +24,20 @@ void ddp__batcher_close(ddp_batcher *b) {
     *b = (ddp_batcher){0};
 }
 
-/* ---- errors of samples ------------------------------------------------------------------------------------------------ */
+/* ---- errors of samples
+ * ------------------------------------------------------------------------------------------------ */
 
-/* The pending error, told with where it happened. With skip it is counted instead, and 0 returned; a lack of memory never is. */
+/* The pending error, told with where it happened. With skip it is counted instead, and 0 returned; a lack of memory
+ * never is. */
 static int sample_failed(const ddp_batcher *b, int64_t index, int64_t epoch, int64_t *skipped) {
-    const char        *text;
-    int                status = ddp_error_take(&text);
+    const char *text;
+    int status = ddp_error_take(&text);
     const ddp_dataset *root = root_of(b->plan);
-    char               why[2048], path[1024] = "";
+    char why[2048], path[1024] = "";
     snprintf(why, sizeof why, "%s", text);
     if (root->kind == DDP_SET_IMAGES) {
         const ddp_record_file *f;
-        int64_t                record;
+        int64_t record;
         ddp__image_record(root, index, &f, &record);
         snprintf(path, sizeof path, ", file %.1000s, record %lld", f->path, (long long)record);
     }
@@ -48,13 +50,14 @@ static int sample_failed(const ddp_batcher *b, int64_t index, int64_t epoch, int
     return 0;
 }
 
-/* ---- samples ------------------------------------------------------------------------------------------------------------ */
+/* ---- samples
+ * ------------------------------------------------------------------------------------------------------------ */
 
 /* The pixels and the label of an image. A status. */
 static int find_image(const ddp_dataset *set, int64_t i, ddp_image *img, int64_t *label) {
     const ddp_record_file *f;
-    int64_t                record;
-    const uint8_t         *p = ddp__image_record(set, i, &f, &record);
+    int64_t record;
+    const uint8_t *p = ddp__image_record(set, i, &f, &record);
     if (p[0] >= set->classes) return ddp__fail(DDP_EIO, "the label is %d, expected 0 to %d", p[0], set->classes - 1);
     *label = p[0];
     *img = (ddp_image){.bytes = p + 1, .c = set->channels, .h = set->height, .w = set->width};
@@ -63,22 +66,27 @@ static int find_image(const ddp_dataset *set, int64_t i, ddp_image *img, int64_t
 
 /* Row i of an f32 tensor [N,C,H,W] as an image. */
 static ddp_image row_image(const ddp_tensor *x, int64_t i) {
-    return (ddp_image){.f32 = (const float *)(const void *)ddp__ptr(x) + i * x->m.stride[0], .sc = x->m.stride[1], .sh = x->m.stride[2],
-                       .sw = x->m.stride[3], .c = (int)x->m.size[1], .h = (int)x->m.size[2], .w = (int)x->m.size[3]};
+    return (ddp_image){.f32 = (const float *)(const void *)ddp__ptr(x) + i * x->m.stride[0],
+                       .sc = x->m.stride[1],
+                       .sh = x->m.stride[2],
+                       .sw = x->m.stride[3],
+                       .c = (int)x->m.size[1],
+                       .h = (int)x->m.size[2],
+                       .w = (int)x->m.size[3]};
 }
 
 static void copy_row(const ddp_tensor *src, int64_t i, ddp_tensor *dst, int64_t at) {
     if (dst->numel == 0) return;
-    ddp__copy_strided(ddp__ptr(dst) + at * dst->m.stride[0] * ddp__dtype_bytes[dst->m.dtype], dst->m.dtype, dst->m.stride + 1,
-                      ddp__ptr(src) + i * src->m.stride[0] * ddp__dtype_bytes[src->m.dtype], src->m.dtype, src->m.stride + 1, src->m.ndim - 1,
-                      src->m.size + 1);
+    ddp__copy_strided(ddp__ptr(dst) + at * dst->m.stride[0] * ddp__dtype_bytes[dst->m.dtype], dst->m.dtype,
+                      dst->m.stride + 1, ddp__ptr(src) + i * src->m.stride[0] * ddp__dtype_bytes[src->m.dtype],
+                      src->m.dtype, src->m.stride + 1, src->m.ndim - 1, src->m.size + 1);
 }
 
 /* Sample i of a set of the library's own into place `at` of x and y. A status. */
 static int fill_native(const ddp_plan *p, int64_t i, uint64_t key, ddp_tensor *x, ddp_tensor *y, int64_t at) {
     const ddp_dataset *set = root_of(p);
-    ddp_image          img;
-    bool               image = set->kind == DDP_SET_IMAGES;
+    ddp_image img;
+    bool image = set->kind == DDP_SET_IMAGES;
     if (image) {
         int64_t label = 0;
         if (find_image(set, i, &img, &label) < 0) return ddp__pending();
@@ -99,8 +107,8 @@ static int fill_native(const ddp_plan *p, int64_t i, uint64_t key, ddp_tensor *x
 /* Room for n samples of a set of the library's own. A status. */
 static int native_tensors(const ddp_plan *p, int64_t n, bool converted, ddp_tensor **x, ddp_tensor **y) {
     const ddp_dataset *set = root_of(p);
-    bool               image = set->kind == DDP_SET_IMAGES || p->aug.any;
-    ddp_dtype          xt = DDP_F32, yt = DDP_I64;
+    bool image = set->kind == DDP_SET_IMAGES || p->aug.any;
+    ddp_dtype xt = DDP_F32, yt = DDP_I64;
     if (set->kind == DDP_SET_TENSORS) {
         xt = set->x->m.dtype;
         yt = set->y ? set->y->m.dtype : DDP_I64;
@@ -115,7 +123,8 @@ static int native_tensors(const ddp_plan *p, int64_t n, bool converted, ddp_tens
         size[2] = ddp__augment_w(&p->aug, s ? (int)s[3] : set->width);
     }
     *y = NULL;
-    *x = image ? ddp__batch_tensor(n, 3, size, DDP_F32) : ddp__batch_tensor(n, set->x->m.ndim - 1, set->x->m.size + 1, xt);
+    *x = image ? ddp__batch_tensor(n, 3, size, DDP_F32)
+               : ddp__batch_tensor(n, set->x->m.ndim - 1, set->x->m.size + 1, xt);
     if (!*x) return ddp__pending();
     if (set->kind == DDP_SET_IMAGES) *y = ddp__batch_tensor(n, 0, NULL, yt);
     else if (set->y) *y = ddp__batch_tensor(n, set->y->m.ndim - 1, set->y->m.size + 1, yt);
@@ -131,9 +140,10 @@ static void shorten(ddp_tensor *t, int64_t n) {
     t->numel = ddp__meta_numel(&t->m);
 }
 
-static int build_native(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epoch, ddp_tensor **x, ddp_tensor **y, int64_t *skipped) {
+static int build_native(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epoch, ddp_tensor **x, ddp_tensor **y,
+                        int64_t *skipped) {
     const ddp_plan *p = b->plan;
-    uint64_t        key = ddp__epoch_key(p->seed, epoch, DDP_KEY_SAMPLE);
+    uint64_t key = ddp__epoch_key(p->seed, epoch, DDP_KEY_SAMPLE);
     if (native_tensors(p, n, true, x, y) < 0) return ddp__pending();
     int64_t made = 0;
     for (int64_t k = 0; k < n; k++) {
@@ -151,7 +161,8 @@ static int build_native(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t e
     return ddp__pending();
 }
 
-/* ---- the long way --------------------------------------------------------------------------------------------------------- */
+/* ---- the long way
+ * --------------------------------------------------------------------------------------------------------- */
 
 /* The first and only sample of a batch of one, without the dim of the batch. Takes t. */
 static ddp_tensor *unbatched(ddp_tensor *t) {
@@ -167,10 +178,12 @@ static ddp_tensor *unbatched(ddp_tensor *t) {
     return s;
 }
 
-/* Calls a hook over call->x and y; on success they hold its results. Tensors made inside are not the caller's scope's. */
+/* Calls a hook over call->x and y; on success they hold its results. Tensors made inside are not the caller's scope's.
+ */
 static int call_hook(ddp_batcher *b, const ddp_data_hooks *h, void **state, ddp_sample_call *call) {
     if (!*state) *state = h->open(h->ctx, b->worker);
-    if (!*state) return ddp__pending() ? ddp__pending() : ddp__fail(DDP_ESTATE, "the worker's state could not be opened");
+    if (!*state)
+        return ddp__pending() ? ddp__pending() : ddp__fail(DDP_ESTATE, "the worker's state could not be opened");
     call->out_x = call->out_y = NULL;
     ddp_scope_push_barrier();
     int grad = ddp_set_grad_mode(0);
@@ -195,15 +208,23 @@ static int augment_host(const ddp_plan *p, ddp_sample_call *call) {
     ddp_tensor *x = call->x;
     if (!p->aug.any) return 0;
     if (x->m.ndim != 3 || x->m.dtype != DDP_F32)
-        return ddp__fail(DDP_ESHAPE, "transform: x is %s %s; crop, flip and normalize take f32 images [C,H,W]", ddp_dtype_name(x->m.dtype), DDP_SHAPE_TEXT(&x->m));
-    ddp_image img = {.f32 = (const float *)(const void *)ddp__ptr(x), .sc = x->m.stride[0], .sh = x->m.stride[1], .sw = x->m.stride[2],
-                     .c = (int)x->m.size[0], .h = (int)x->m.size[1], .w = (int)x->m.size[2]};
+        return ddp__fail(DDP_ESHAPE, "transform: x is %s %s; crop, flip and normalize take f32 images [C,H,W]",
+                         ddp_dtype_name(x->m.dtype), DDP_SHAPE_TEXT(&x->m));
+    ddp_image img = {.f32 = (const float *)(const void *)ddp__ptr(x),
+                     .sc = x->m.stride[0],
+                     .sh = x->m.stride[1],
+                     .sw = x->m.stride[2],
+                     .c = (int)x->m.size[0],
+                     .h = (int)x->m.size[1],
+                     .w = (int)x->m.size[2]};
     if (ddp__augment_check(&p->aug, img.c, img.h, img.w) < 0) return ddp__pending();
-    ddp_meta m = {.dtype = DDP_F32, .ndim = 3, .size = {img.c, ddp__augment_h(&p->aug, img.h), ddp__augment_w(&p->aug, img.w)}};
+    ddp_meta m = {
+        .dtype = DDP_F32, .ndim = 3, .size = {img.c, ddp__augment_h(&p->aug, img.h), ddp__augment_w(&p->aug, img.w)}};
     ddp__meta_rowmajor(&m);
     ddp_tensor *out = ddp__tensor_new(&m);
     if (!out) return ddp__pending();
-    ddp__augment_run(&p->aug, &img, call->key, call->index, (float *)(void *)ddp__ptr(out), m.stride[0], m.stride[1], m.stride[2]);
+    ddp__augment_run(&p->aug, &img, call->key, call->index, (float *)(void *)ddp__ptr(out), m.stride[0], m.stride[1],
+                     m.stride[2]);
     ddp_release(x);
     call->x = out;
     return 0;
@@ -211,7 +232,7 @@ static int augment_host(const ddp_plan *p, ddp_sample_call *call) {
 
 static int make_sample(ddp_batcher *b, ddp_sample_call *call) {
     const ddp_plan *p = b->plan;
-    ddp_dataset    *set = root_of(p);
+    ddp_dataset *set = root_of(p);
     if (set->kind == DDP_SET_HOST) {
         if (call_hook(b, &set->hooks, &b->set_state, call) < 0 || augment_host(p, call) < 0) return ddp__pending();
     } else {
@@ -225,15 +246,17 @@ static int make_sample(ddp_batcher *b, ddp_sample_call *call) {
     return p->fn.open ? call_hook(b, &p->fn, &b->fn_state, call) : 0;
 }
 
-static int build_host(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epoch, ddp_tensor **x, ddp_tensor **y, int64_t *skipped) {
+static int build_host(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epoch, ddp_tensor **x, ddp_tensor **y,
+                      int64_t *skipped) {
     const ddp_plan *p = b->plan;
-    uint64_t        key = ddp__epoch_key(p->seed, epoch, DDP_KEY_SAMPLE);
-    int64_t         made = 0;
+    uint64_t key = ddp__epoch_key(p->seed, epoch, DDP_KEY_SAMPLE);
+    int64_t made = 0;
     *x = *y = NULL;
     for (int64_t k = 0; k < n; k++) {
         ddp_sample_call call = {.index = ids[k], .key = key};
-        int             bad = make_sample(b, &call);
-        if (!bad && made > 0) bad = ddp__collate_check("x", b->xs[0], call.x) < 0 || ddp__collate_check("y", b->ys[0], call.y) < 0;
+        int bad = make_sample(b, &call);
+        if (!bad && made > 0)
+            bad = ddp__collate_check("x", b->xs[0], call.x) < 0 || ddp__collate_check("y", b->ys[0], call.y) < 0;
         if (!bad) {
             b->xs[made] = call.x;
             b->ys[made++] = call.y;
@@ -257,7 +280,8 @@ static int build_host(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epo
     return ddp__pending();
 }
 
-int ddp__batch_build(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epoch, ddp_tensor **x, ddp_tensor **y, int64_t *skipped) {
+int ddp__batch_build(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epoch, ddp_tensor **x, ddp_tensor **y,
+                     int64_t *skipped) {
     *skipped = 0;
     *x = *y = NULL;
     return b->plan->host ? build_host(b, ids, n, epoch, x, y, skipped) : build_native(b, ids, n, epoch, x, y, skipped);

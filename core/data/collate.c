@@ -6,7 +6,8 @@
 ddp_tensor *ddp__batch_tensor(int64_t n, int ndim, const int64_t *size, ddp_dtype dtype) {
     ddp_meta m = {.dtype = dtype, .device = DDP_CPU, .ndim = ndim + 1};
     if (m.ndim > DDP_MAX_DIM) {
-        ddp__fail(DDP_ESHAPE, "collate: samples of %d dims make batches of %d, at most %d", ndim, ndim + 1, DDP_MAX_DIM);
+        ddp__fail(DDP_ESHAPE, "collate: samples of %d dims make batches of %d, at most %d", ndim, ndim + 1,
+                  DDP_MAX_DIM);
         return NULL;
     }
     m.size[0] = n;
@@ -18,11 +19,12 @@ ddp_tensor *ddp__batch_tensor(int64_t n, int ndim, const int64_t *size, ddp_dtyp
 void ddp__copy_strided(char *dst, ddp_dtype dst_type, const int64_t *dst_stride, const char *src, ddp_dtype src_type,
                        const int64_t *src_stride, int ndim, const int64_t *size) {
     int64_t idx[DDP_MAX_DIM] = {0}, numel = 1, from = 0, to = 0, run = 1;
-    size_t  bytes = ddp__dtype_bytes[src_type];
+    size_t bytes = ddp__dtype_bytes[src_type];
     for (int d = 0; d < ndim; d++) numel *= size[d];
     if (numel == 0) return;
     int outer = ndim; /* dims from here on lie without gaps in both, and are copied as one run */
-    while (dst_type == src_type && outer > 0 && (size[outer - 1] == 1 || (src_stride[outer - 1] == run && dst_stride[outer - 1] == run)))
+    while (dst_type == src_type && outer > 0 &&
+           (size[outer - 1] == 1 || (src_stride[outer - 1] == run && dst_stride[outer - 1] == run)))
         run *= size[--outer];
     for (int64_t i = 0; i < numel; i += run) {
         if (dst_type == src_type) memcpy(dst + to * (int64_t)bytes, src + from * (int64_t)bytes, (size_t)run * bytes);
@@ -39,15 +41,19 @@ void ddp__copy_strided(char *dst, ddp_dtype dst_type, const int64_t *dst_stride,
 }
 
 int ddp__collate_check(const char *what, const ddp_tensor *first, const ddp_tensor *t) {
-    if (!first != !t) return ddp__fail(DDP_EINVAL, "collate: this sample has %s %s, the batch's first has %s", t ? "a" : "no", what, first ? "one" : "none");
+    if (!first != !t)
+        return ddp__fail(DDP_EINVAL, "collate: this sample has %s %s, the batch's first has %s", t ? "a" : "no", what,
+                         first ? "one" : "none");
     if (!t || (first->is_number && t->is_number)) return 0;
     if (first->is_number != t->is_number)
-        return ddp__fail(DDP_EDTYPE, "collate: %s of this sample is a %s, of the batch's first a %s", what, t->is_number ? "number" : "tensor",
-                         first->is_number ? "number" : "tensor");
+        return ddp__fail(DDP_EDTYPE, "collate: %s of this sample is a %s, of the batch's first a %s", what,
+                         t->is_number ? "number" : "tensor", first->is_number ? "number" : "tensor");
     if (!ddp__meta_same_size(&first->m, &t->m))
-        return ddp__fail(DDP_ESHAPE, "collate: %s of this sample is %s, of the batch's first %s", what, DDP_SHAPE_TEXT(&t->m), DDP_SHAPE_TEXT(&first->m));
+        return ddp__fail(DDP_ESHAPE, "collate: %s of this sample is %s, of the batch's first %s", what,
+                         DDP_SHAPE_TEXT(&t->m), DDP_SHAPE_TEXT(&first->m));
     if (first->m.dtype != t->m.dtype)
-        return ddp__fail(DDP_EDTYPE, "collate: %s of this sample is %s, of the batch's first %s", what, ddp_dtype_name(t->m.dtype), ddp_dtype_name(first->m.dtype));
+        return ddp__fail(DDP_EDTYPE, "collate: %s of this sample is %s, of the batch's first %s", what,
+                         ddp_dtype_name(t->m.dtype), ddp_dtype_name(first->m.dtype));
     return 0;
 }
 
@@ -60,8 +66,8 @@ static ddp_dtype number_type(ddp_tensor *const *t, int64_t n) {
 
 ddp_tensor *ddp__collate(ddp_tensor *const *t, int64_t n, int dtype) {
     const ddp_meta *m = &t[0]->m;
-    ddp_dtype       to = dtype >= 0 ? (ddp_dtype)dtype : t[0]->is_number ? number_type(t, n) : m->dtype;
-    ddp_tensor     *out = ddp__batch_tensor(n, m->ndim, m->size, to);
+    ddp_dtype to = dtype >= 0 ? (ddp_dtype)dtype : t[0]->is_number ? number_type(t, n) : m->dtype;
+    ddp_tensor *out = ddp__batch_tensor(n, m->ndim, m->size, to);
     if (!out || out->numel == 0) return out;
     for (int64_t i = 0; i < n; i++) {
         char *dst = ddp__ptr(out) + i * out->m.stride[0] * ddp__dtype_bytes[to];

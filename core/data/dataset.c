@@ -44,7 +44,8 @@ ddp_dataset *ddp_dataset_tensors(ddp_tensor *x, ddp_tensor *y) {
         return NULL;
     }
     if (y && y->m.size[0] != x->m.size[0]) {
-        ddp__fail(DDP_ESHAPE, "data set of tensors: x is %s, y %s: the numbers of rows differ", DDP_SHAPE_TEXT(&x->m), DDP_SHAPE_TEXT(&y->m));
+        ddp__fail(DDP_ESHAPE, "data set of tensors: x is %s, y %s: the numbers of rows differ", DDP_SHAPE_TEXT(&x->m),
+                  DDP_SHAPE_TEXT(&y->m));
         return NULL;
     }
     ddp_dataset *set = ddp__set_new(DDP_SET_TENSORS);
@@ -77,7 +78,8 @@ ddp_dataset *ddp_dataset_subset(ddp_dataset *base, const int64_t *ids, int64_t n
     }
     for (int64_t i = 0; i < n; i++) {
         if (ids[i] >= 0 && ids[i] < base->n) continue;
-        ddp__fail(DDP_EINVAL, "subset: id %lld (at %lld) of a set of %lld samples", (long long)ids[i], (long long)i, (long long)base->n);
+        ddp__fail(DDP_EINVAL, "subset: id %lld (at %lld) of a set of %lld samples", (long long)ids[i], (long long)i,
+                  (long long)base->n);
         return NULL;
     }
     ddp_dataset *set = ddp__set_new(DDP_SET_SUBSET);
@@ -94,7 +96,8 @@ ddp_dataset *ddp_dataset_subset(ddp_dataset *base, const int64_t *ids, int64_t n
     return set;
 }
 
-/* ---- fingerprint ------------------------------------------------------------------------------------------------------- */
+/* ---- fingerprint
+ * ------------------------------------------------------------------------------------------------------- */
 
 enum { LOOKS = 64 }; /* samples looked at, spread over the set */
 
@@ -123,7 +126,7 @@ static uint64_t mix_row(uint64_t h, const ddp_tensor *t, int64_t i) {
 
 uint64_t ddp_dataset_fingerprint(const ddp_dataset *set) {
     if (!set) return 0;
-    uint64_t           h = ddp__mix((uint64_t)set->kind, (uint64_t)set->n);
+    uint64_t h = ddp__mix((uint64_t)set->kind, (uint64_t)set->n);
     const ddp_dataset *root = set;
     if (set->base) {
         root = set->base;
@@ -136,8 +139,8 @@ uint64_t ddp_dataset_fingerprint(const ddp_dataset *set) {
         if (root->kind == DDP_SET_TENSORS) h = mix_row(mix_row(h, root->x, i), root->y, i);
         if (root->kind != DDP_SET_IMAGES) continue;
         const ddp_record_file *f;
-        int64_t                record;
-        const uint8_t         *p = ddp__image_record(root, i, &f, &record);
+        int64_t record;
+        const uint8_t *p = ddp__image_record(root, i, &f, &record);
         h = mix_bytes(h, p, 1 + (size_t)root->channels * (size_t)root->height * (size_t)root->width);
     }
     return h;

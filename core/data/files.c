@@ -16,8 +16,8 @@ static int map_file(const char *what, const char *path, ddp_record_file *f) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return ddp__fail(DDP_EIO, "%s: cannot open %s: %s", what, path, strerror(errno));
     struct stat st;
-    int         bad = fstat(fd, &st) < 0 ? errno : S_ISDIR(st.st_mode) ? EISDIR : 0;
-    void       *map = NULL;
+    int bad = fstat(fd, &st) < 0 ? errno : S_ISDIR(st.st_mode) ? EISDIR : 0;
+    void *map = NULL;
     if (!bad && st.st_size > 0) {
         map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
         if (map == MAP_FAILED) bad = errno;
@@ -47,7 +47,8 @@ const uint8_t *ddp__image_record(const ddp_dataset *set, int64_t i, const ddp_re
     return set->file[k].first + i * (1 + (int64_t)set->channels * set->height * set->width);
 }
 
-/* ---- CIFAR-10 -------------------------------------------------------------------------------------------------------- */
+/* ---- CIFAR-10
+ * -------------------------------------------------------------------------------------------------------- */
 
 enum { CIFAR_RECORD = 1 + 3 * 32 * 32, CIFAR_RECORDS = 10000 };
 
@@ -61,11 +62,13 @@ static int add_cifar_file(ddp_dataset *set, const char *dir, const char *name) {
     f->n = (int64_t)(f->bytes / CIFAR_RECORD);
     if (f->bytes == 0 || f->bytes % CIFAR_RECORD != 0) {
         int64_t want = f->n < CIFAR_RECORDS ? CIFAR_RECORDS : f->n + 1;
-        return ddp__fail(DDP_EIO, "cifar10: %s has %zu bytes, expected %lld (%lld records of %d): it ends inside record %lld", path, f->bytes,
-                         (long long)(want * CIFAR_RECORD), (long long)want, CIFAR_RECORD, (long long)f->n);
+        return ddp__fail(
+            DDP_EIO, "cifar10: %s has %zu bytes, expected %lld (%lld records of %d): it ends inside record %lld", path,
+            f->bytes, (long long)(want * CIFAR_RECORD), (long long)want, CIFAR_RECORD, (long long)f->n);
     }
     if (f->n != CIFAR_RECORDS)
-        ddp__log(DDP_LOG_WARN, "cifar10: %s has %lld records, not the %d of the original", path, (long long)f->n, CIFAR_RECORDS);
+        ddp__log(DDP_LOG_WARN, "cifar10: %s has %lld records, not the %d of the original", path, (long long)f->n,
+                 CIFAR_RECORDS);
     set->n += f->n;
     return 0;
 }
@@ -79,7 +82,9 @@ static int find_cifar(const char *dir, const char *name, char *out, size_t n) {
         snprintf(path, sizeof path, "%.3500s/%s", out, name);
         if (access(path, F_OK) == 0) return 0;
     }
-    return ddp__fail(DDP_EIO, "cifar10: no %s in %s or its cifar-10-batches-bin (expected: the binary version of CIFAR-10)", name, dir);
+    return ddp__fail(DDP_EIO,
+                     "cifar10: no %s in %s or its cifar-10-batches-bin (expected: the binary version of CIFAR-10)",
+                     name, dir);
 }
 
 ddp_dataset *ddp_dataset_cifar10(const char *dir, int train) {
@@ -108,11 +113,12 @@ ddp_dataset *ddp_dataset_cifar10(const char *dir, int train) {
     return set;
 }
 
-/* ---- digits ---------------------------------------------------------------------------------------------------------- */
+/* ---- digits
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* The file's head, little-endian, 24 bytes; records of label and pixels follow, those for training first. */
 typedef struct digits_head {
-    uint8_t  magic[8];
+    uint8_t magic[8];
     uint16_t channels, height, width, top; /* top: the greatest value of a pixel */
     uint32_t train, test;
 } digits_head;
@@ -123,16 +129,20 @@ static int read_digits(ddp_dataset *set, const char *path, int train) {
     if (map_file("digits", path, f) < 0) return ddp__pending();
     set->n_files = 1;
     digits_head h;
-    if (f->bytes < sizeof h) return ddp__fail(DDP_EIO, "digits: %s has %zu bytes, expected a head of %zu", path, f->bytes, sizeof h);
+    if (f->bytes < sizeof h)
+        return ddp__fail(DDP_EIO, "digits: %s has %zu bytes, expected a head of %zu", path, f->bytes, sizeof h);
     memcpy(&h, f->map, sizeof h);
     if (memcmp(h.magic, "DDPIMG1\n", 8) != 0) return ddp__fail(DDP_EIO, "digits: %s does not begin with DDPIMG1", path);
     if (h.channels == 0 || h.height == 0 || h.width == 0 || h.top == 0)
-        return ddp__fail(DDP_EIO, "digits: the head of %s says images of %dx%dx%d up to %d", path, h.channels, h.height, h.width, h.top);
+        return ddp__fail(DDP_EIO, "digits: the head of %s says images of %dx%dx%d up to %d", path, h.channels, h.height,
+                         h.width, h.top);
     uint64_t record = 1 + (uint64_t)h.channels * h.height * h.width, records = (uint64_t)h.train + h.test;
     uint64_t rest = f->bytes - sizeof h;
     if (rest / record < records || rest != records * record) {
-        return ddp__fail(DDP_EIO, "digits: %s has %zu bytes, expected a head of 24 and %llu records of %llu: it ends at record %llu", path, f->bytes,
-                         (unsigned long long)records, (unsigned long long)record, (unsigned long long)(rest / record));
+        return ddp__fail(
+            DDP_EIO, "digits: %s has %zu bytes, expected a head of 24 and %llu records of %llu: it ends at record %llu",
+            path, f->bytes, (unsigned long long)records, (unsigned long long)record,
+            (unsigned long long)(rest / record));
     }
     set->channels = h.channels;
     set->height = h.height;

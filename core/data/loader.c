@@ -1,6 +1,7 @@
-/* loader.c -- passes over a data set by worker threads. Batches are claimed in order by whichever worker is free, put into a
- * ring, and given out in order, so what comes out does not depend on how many work. Workers live as long as the loader and
- * wait when they are a ring ahead. A pass that is left leaves its batches in the ring until the next one begins. */
+/* loader.c -- passes over a data set by worker threads. Batches are claimed in order by whichever worker is free, put
+ * into a ring, and given out in order, so what comes out does not depend on how many work. Workers live as long as the
+ * loader and wait when they are a ring ahead. A pass that is left leaves its batches in the ring until the next one
+ * begins. */
 #include <omp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,37 +15,41 @@ enum { MAX_WORKERS = 256 };
 
 /* A finished batch, or the error that stands in its place. */
 typedef struct loader_slot {
-    bool        ready;
-    int         status;
-    char       *text; /* owned */
+    bool ready;
+    int status;
+    char *text; /* owned */
     ddp_tensor *x, *y;
 } loader_slot;
 
 struct ddp_loader {
-    ddp_plan         plan;
-    ddp_loader_opts  o;
-    pthread_mutex_t  lock;
-    pthread_cond_t   work, done; /* for workers: there may be a batch to claim; for the caller: one is ready */
-    bool             stop;
-    int              n_threads;
-    pthread_t       *threads;
-    loader_slot     *ring;
-    int64_t          cap;  /* of the ring */
-    uint64_t         pass; /* grows with each, so that a worker knows a stale batch */
-    bool             open, resume;
-    int64_t          epoch, next, claim, n_batches;
-    int64_t         *order;
-    int64_t          n_order;
-    ddp_batcher      self; /* of the calling thread, without workers */
+    ddp_plan plan;
+    ddp_loader_opts o;
+    pthread_mutex_t lock;
+    pthread_cond_t work, done; /* for workers: there may be a batch to claim; for the caller: one is ready */
+    bool stop;
+    int n_threads;
+    pthread_t *threads;
+    loader_slot *ring;
+    int64_t cap;   /* of the ring */
+    uint64_t pass; /* grows with each, so that a worker knows a stale batch */
+    bool open, resume;
+    int64_t epoch, next, claim, n_batches;
+    int64_t *order;
+    int64_t n_order;
+    ddp_batcher self; /* of the calling thread, without workers */
     atomic_int_fast64_t skipped;
 };
 
-/* ---- making ------------------------------------------------------------------------------------------------------------ */
+/* ---- making
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static int check_opts(const ddp_loader_opts *o) {
-    if (o->batch_size < 1) return ddp__fail(DDP_EINVAL, "loader: batch_size is %lld, expected 1 or more", (long long)o->batch_size);
-    if (o->batch_size > INT32_MAX) return ddp__fail(DDP_EINVAL, "loader: batch_size is %lld, expected less than 2^31", (long long)o->batch_size);
-    if (o->workers < 0 || o->workers > MAX_WORKERS) return ddp__fail(DDP_EINVAL, "loader: workers is %d, expected 0 to %d", o->workers, MAX_WORKERS);
+    if (o->batch_size < 1)
+        return ddp__fail(DDP_EINVAL, "loader: batch_size is %lld, expected 1 or more", (long long)o->batch_size);
+    if (o->batch_size > INT32_MAX)
+        return ddp__fail(DDP_EINVAL, "loader: batch_size is %lld, expected less than 2^31", (long long)o->batch_size);
+    if (o->workers < 0 || o->workers > MAX_WORKERS)
+        return ddp__fail(DDP_EINVAL, "loader: workers is %d, expected 0 to %d", o->workers, MAX_WORKERS);
     if (o->prefetch < 1) return ddp__fail(DDP_EINVAL, "loader: prefetch is %d, expected 1 or more", o->prefetch);
     if (o->world < 0 || (o->world > 0 && (o->rank < 0 || o->rank >= o->world)))
         return ddp__fail(DDP_EINVAL, "loader: rank %d of a world of %d", o->rank, o->world);
@@ -63,11 +68,14 @@ static int make_plan(ddp_plan *p, const ddp_loader_opts *o, ddp_dataset *set) {
     p->x_dtype = o->x_dtype - 1;
     p->y_dtype = o->y_dtype - 1;
     p->skip = o->skip_errors != 0;
-    if (root->kind == DDP_SET_IMAGES) return ddp__augment_init(&p->aug, o, root->channels, root->height, root->width, root->scale);
-    if (ddp__augment_init(&p->aug, o, 0, 0, 0, 0) < 0 || !p->aug.any || root->kind != DDP_SET_TENSORS) return ddp__pending();
+    if (root->kind == DDP_SET_IMAGES)
+        return ddp__augment_init(&p->aug, o, root->channels, root->height, root->width, root->scale);
+    if (ddp__augment_init(&p->aug, o, 0, 0, 0, 0) < 0 || !p->aug.any || root->kind != DDP_SET_TENSORS)
+        return ddp__pending();
     const ddp_meta *m = &root->x->m;
     if (m->ndim != 4 || m->dtype != DDP_F32)
-        return ddp__fail(DDP_ESHAPE, "transform: x is %s %s; crop, flip and normalize take f32 images [N,C,H,W]", ddp_dtype_name(m->dtype), DDP_SHAPE_TEXT(m));
+        return ddp__fail(DDP_ESHAPE, "transform: x is %s %s; crop, flip and normalize take f32 images [N,C,H,W]",
+                         ddp_dtype_name(m->dtype), DDP_SHAPE_TEXT(m));
     return ddp__augment_check(&p->aug, (int)m->size[1], (int)m->size[2], (int)m->size[3]);
 }
 
@@ -80,8 +88,10 @@ int ddp_loader_new(ddp_dataset *set, const ddp_loader_opts *opts, ddp_loader **o
     if (o.prefetch == 0) o.prefetch = 2;
     ddp_loader *l = NULL;
     if (!ddp__pending() && !set) ddp__fail(DDP_ENULL, "loader: no data set");
-    if (!ddp__pending() && o.transform && (!fn.open || !fn.sample)) ddp__fail(DDP_ENULL, "loader: the transform needs open and sample");
-    if (!ddp__pending() && check_opts(&o) == 0 && !(l = calloc(1, sizeof *l))) ddp__fail(DDP_ENOMEM, "loader: out of memory");
+    if (!ddp__pending() && o.transform && (!fn.open || !fn.sample))
+        ddp__fail(DDP_ENULL, "loader: the transform needs open and sample");
+    if (!ddp__pending() && check_opts(&o) == 0 && !(l = calloc(1, sizeof *l)))
+        ddp__fail(DDP_ENOMEM, "loader: out of memory");
     if (!l) {
         if (fn.free) fn.free(fn.ctx);
         return ddp__pending();
@@ -135,16 +145,17 @@ void ddp_loader_free(ddp_loader *l) {
     free(l);
 }
 
-/* ---- workers --------------------------------------------------------------------------------------------------------------- */
+/* ---- workers
+ * --------------------------------------------------------------------------------------------------------------- */
 
 typedef struct worker_start {
     ddp_loader *l;
-    int         worker;
+    int worker;
 } worker_start;
 
 /* The samples of batch k; how many. */
 static int64_t batch_ids(const ddp_loader *l, int64_t k, int64_t *ids) {
-    int64_t            first = k * l->plan.batch_size, n = l->n_order - first;
+    int64_t first = k * l->plan.batch_size, n = l->n_order - first;
     const ddp_dataset *set = l->plan.set;
     if (n > l->plan.batch_size) n = l->plan.batch_size;
     for (int64_t i = 0; i < n; i++) {
@@ -156,7 +167,7 @@ static int64_t batch_ids(const ddp_loader *l, int64_t k, int64_t *ids) {
 
 static void build_slot(ddp_loader *l, ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epoch, loader_slot *s) {
     const char *text;
-    int64_t     skipped = 0;
+    int64_t skipped = 0;
     *s = (loader_slot){.ready = true};
     if (!ids) ddp__fail(DDP_ENOMEM, "loader: out of memory in worker %d", b->worker);
     else ddp__batch_build(b, ids, n, epoch, &s->x, &s->y, &skipped);
@@ -169,14 +180,14 @@ static bool may_claim(const ddp_loader *l) { return l->open && l->claim < l->n_b
 
 static void *worker_main(void *arg) {
     worker_start w = *(worker_start *)arg;
-    ddp_loader  *l = w.l;
-    char         name[16];
+    ddp_loader *l = w.l;
+    char name[16];
     free(arg);
     snprintf(name, sizeof name, "ddp-data-%d", w.worker);
     pthread_setname_np(pthread_self(), name);
     omp_set_num_threads(1); /* ops of host functions stay on this thread */
     ddp_batcher b;
-    int64_t    *ids = malloc((size_t)l->plan.batch_size * sizeof *ids);
+    int64_t *ids = malloc((size_t)l->plan.batch_size * sizeof *ids);
     if (ddp__batcher_init(&b, &l->plan, w.worker) < 0) {
         free(ids);
         ids = NULL; /* each batch then says so */
@@ -188,8 +199,8 @@ static void *worker_main(void *arg) {
             pthread_cond_wait(&l->work, &l->lock);
             continue;
         }
-        int64_t     k = l->claim++, epoch = l->epoch, n = ids ? batch_ids(l, k, ids) : 0;
-        uint64_t    pass = l->pass;
+        int64_t k = l->claim++, epoch = l->epoch, n = ids ? batch_ids(l, k, ids) : 0;
+        uint64_t pass = l->pass;
         loader_slot made;
         pthread_mutex_unlock(&l->lock);
         build_slot(l, &b, ids, n, epoch, &made);
@@ -212,7 +223,7 @@ static void *worker_main(void *arg) {
 /* Workers take no signals: those are the main thread's. */
 static int start_workers(ddp_loader *l) {
     sigset_t all, before;
-    int      err = 0;
+    int err = 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (l->n_threads < l->o.workers && !err) {
@@ -228,13 +239,15 @@ static int start_workers(ddp_loader *l) {
             continue;
         }
         free(w);
-        err = ddp__fail(DDP_ENOMEM, "loader: worker %d of %d does not start: %s", l->n_threads + 1, l->o.workers, strerror(failed));
+        err = ddp__fail(DDP_ENOMEM, "loader: worker %d of %d does not start: %s", l->n_threads + 1, l->o.workers,
+                        strerror(failed));
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return err;
 }
 
-/* ---- passes ------------------------------------------------------------------------------------------------------------------ */
+/* ---- passes
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 static void share_of(const ddp_loader *l, int *rank, int *world) {
     *rank = 0;
@@ -266,7 +279,7 @@ static void cancel(ddp_loader *l) {
 static int make_order(ddp_loader *l) {
     int rank, world;
     share_of(l, &rank, &world);
-    int64_t  n = ddp_sampler_len(l->plan.set->n, l->o.shuffle, l->o.pad_drop, rank, world);
+    int64_t n = ddp_sampler_len(l->plan.set->n, l->o.shuffle, l->o.pad_drop, rank, world);
     int64_t *order = realloc(l->order, (size_t)(n > 0 ? n : 1) * sizeof *order);
     if (!order) return ddp__fail(DDP_ENOMEM, "loader: out of memory for the order of %lld samples", (long long)n);
     l->order = order;
@@ -347,21 +360,26 @@ int ddp_loader_next(ddp_loader *l, ddp_tensor **x, ddp_tensor **y) {
     if (ddp__pending()) return ddp__pending();
     if (!l) return ddp__fail(DDP_ENULL, "loader: none");
     ddp_phase before = ddp__phase_enter(DDP_PHASE_DATA);
-    int       r = next_batch(l, x, y);
+    int r = next_batch(l, x, y);
     ddp__phase_enter(before);
     return r;
 }
 
-/* ---- position ---------------------------------------------------------------------------------------------------------------- */
+/* ---- position
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 int64_t ddp_loader_epoch(const ddp_loader *l) { return l ? l->epoch : 0; }
 int64_t ddp_loader_batch(const ddp_loader *l) { return l ? l->next : 0; }
-int64_t ddp_loader_skipped(const ddp_loader *l) { return l ? (int64_t)atomic_load(&((ddp_loader *)(uintptr_t)l)->skipped) : 0; }
+int64_t ddp_loader_skipped(const ddp_loader *l) {
+    return l ? (int64_t)atomic_load(&((ddp_loader *)(uintptr_t)l)->skipped) : 0;
+}
 
 int ddp_loader_load_state(ddp_loader *l, int64_t epoch, int64_t batch) {
     if (ddp__pending()) return ddp__pending();
     if (!l) return ddp__fail(DDP_ENULL, "loader: none");
-    if (epoch < 0 || batch < 0) return ddp__fail(DDP_EINVAL, "loader: epoch %lld, batch %lld, expected 0 or more", (long long)epoch, (long long)batch);
+    if (epoch < 0 || batch < 0)
+        return ddp__fail(DDP_EINVAL, "loader: epoch %lld, batch %lld, expected 0 or more", (long long)epoch,
+                         (long long)batch);
     pthread_mutex_lock(&l->lock);
     cancel(l);
     l->epoch = epoch;

@@ -17,14 +17,15 @@ static void fill(int64_t *order, int64_t n, uint64_t key, bool shuffle) {
         uint32_t r[4];
         ddp__philox(key, (uint64_t)i, 0, r);
         uint64_t wide = (uint64_t)r[0] << 32 | r[1];
-        int64_t  j = (int64_t)((unsigned __int128)wide * (uint64_t)(i + 1) >> 64);
-        int64_t  t = order[i];
+        int64_t j = (int64_t)((unsigned __int128)wide * (uint64_t)(i + 1) >> 64);
+        int64_t t = order[i];
         order[i] = order[j];
         order[j] = t;
     }
 }
 
-int ddp_sampler_order(int64_t n, uint64_t seed, int64_t epoch, int shuffle, int drop_last, int rank, int world, int64_t *out) {
+int ddp_sampler_order(int64_t n, uint64_t seed, int64_t epoch, int shuffle, int drop_last, int rank, int world,
+                      int64_t *out) {
     if (ddp__pending()) return ddp__pending();
     if (n < 0 || world < 1 || rank < 0 || rank >= world)
         return ddp__fail(DDP_EINVAL, "sampler: %lld samples for rank %d of %d", (long long)n, rank, world);

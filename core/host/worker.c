@@ -1,5 +1,6 @@
-/* worker.c -- Lua functions over samples, run by a loader's workers: a Lua state for each, closed to the others. The function
- * comes as text that lua/ddp/ship.lua wrote in the script's state and reads in the worker's; tensors come by handle. */
+/* worker.c -- Lua functions over samples, run by a loader's workers: a Lua state for each, closed to the others. The
+ * function comes as text that lua/ddp/ship.lua wrote in the script's state and reads in the worker's; tensors come by
+ * handle. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,15 +10,15 @@
 
 /* What all states of one function are made from. */
 typedef struct worker_code {
-    char        *code, *path, *cpath;
-    size_t       n;
+    char *code, *path, *cpath;
+    size_t n;
     ddp_tensor **tensors;
-    int          n_tensors;
+    int n_tensors;
 } worker_code;
 
 typedef struct worker_state {
     lua_State *L;
-    int        step; /* registry reference of the function that runs a sample */
+    int step; /* registry reference of the function that runs a sample */
 } worker_state;
 
 static void code_free(void *ctx) {
@@ -34,7 +35,7 @@ static void code_free(void *ctx) {
 /* The text of the Lua error on the stack as this thread's error. */
 static int lua_failed(lua_State *L) {
     const char *text = lua_tostring(L, -1);
-    int         st = ddp_error_set(DDP_EINVAL, text ? text : "an error that is no text");
+    int st = ddp_error_set(DDP_EINVAL, text ? text : "an error that is no text");
     lua_pop(L, 1);
     return st;
 }
@@ -98,8 +99,8 @@ static int state_sample(void *state, ddp_sample_call *call) {
  *   tensors    [n_tensors] that the code names; retained
  *   out        [OUT] for ddp_dataset_host or a loader's transform, which take them over
  * DDP_ENOMEM. Any thread. */
-DDP_API int ddp_host_worker_hooks(const char *code, int64_t n, const char *path, const char *cpath, ddp_tensor *const *tensors,
-                                  int n_tensors, ddp_data_hooks *out);
+DDP_API int ddp_host_worker_hooks(const char *code, int64_t n, const char *path, const char *cpath,
+                                  ddp_tensor *const *tensors, int n_tensors, ddp_data_hooks *out);
 int ddp_host_worker_hooks(const char *code, int64_t n, const char *path, const char *cpath, ddp_tensor *const *tensors,
                           int n_tensors, ddp_data_hooks *out) {
     if (!getenv("DDP_LIB")) { /* a state sets it, which must not happen first while threads run */

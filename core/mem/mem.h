@@ -5,9 +5,9 @@
 #include "../base/base.h"
 
 /* A block of at least `bytes`, 64-byte aligned; NULL with DDP_ENOMEM set. */
-DDP_LOCAL void *ddp__mem_alloc(size_t bytes);
+DDP_API void *ddp__mem_alloc(size_t bytes);
 /* Gives it back to the cache; `bytes` as asked for. */
-DDP_LOCAL void ddp__mem_free(void *p, size_t bytes);
+DDP_API void ddp__mem_free(void *p, size_t bytes);
 /* Counts handles: +1, -1. */
 DDP_LOCAL void ddp__mem_count_tensor(int d);
 

@@ -104,15 +104,15 @@ static dnnl_primitive_desc_t describe(const conv *v, const conv_mds *m, dnnl_alg
     dnnl_dims_t stride = {v->stride[0], v->stride[1]}, pad = {v->padding[0], v->padding[1]};
     dnnl_dims_t dilate = {v->dilation[0] - 1, v->dilation[1] - 1};
     const dnnl_memory_desc_t *bias = v->bias ? &m->bias : NULL;
-    dnnl_status_t st = dnnl_dilated_convolution_forward_desc_init(&d, dnnl_forward_training, alg, &m->x, &m->w, bias, &m->y,
-                                                                  stride, dilate, pad, pad);
+    dnnl_status_t st = dnnl_dilated_convolution_forward_desc_init(&d, dnnl_forward_training, alg, &m->x, &m->w, bias,
+                                                                  &m->y, stride, dilate, pad, pad);
     dnnl_primitive_desc_t forward = st == dnnl_success ? dnn_desc(&d, NULL) : NULL, pd = NULL;
     if (v->kind == FORWARD || !forward) return forward;
     if (v->kind == GRAD_INPUT)
         st = dnnl_dilated_convolution_backward_data_desc_init(&d, alg, &m->x, &m->w, &m->y, stride, dilate, pad, pad);
     else
-        st = dnnl_dilated_convolution_backward_weights_desc_init(&d, alg, &m->x, &m->w, NULL, &m->y, stride, dilate, pad,
-                                                                 pad);
+        st = dnnl_dilated_convolution_backward_weights_desc_init(&d, alg, &m->x, &m->w, NULL, &m->y, stride, dilate,
+                                                                 pad, pad);
     if (st == dnnl_success) pd = dnn_desc(&d, forward);
     dnnl_primitive_desc_destroy(forward);
     return pd;
@@ -209,7 +209,8 @@ static int run(const ddp_call *c) {
     const dnn_entry *e = entry_of(c, &v);
     if (!e) return ddp__pending();
     void *ptr[4] = {dnn_dense(r.x, DNN_CHANNELS_LAST, &temp[0]), dnn_dense(r.w, DNN_ROWMAJOR, &temp[1]),
-                    dnn_dense(r.y, DNN_CHANNELS_LAST, &temp[2]), r.bias ? dnn_dense(r.bias, DNN_ROWMAJOR, &temp[3]) : NULL};
+                    dnn_dense(r.y, DNN_CHANNELS_LAST, &temp[2]),
+                    r.bias ? dnn_dense(r.bias, DNN_ROWMAJOR, &temp[3]) : NULL};
     if (ptr[0] && ptr[1] && ptr[2] && (ptr[3] || !r.bias)) st = dnn_run(e, c->op->name, ptr);
     else st = ddp__pending();
     for (int i = 0; i < 4; i++) dnn_temp_free(&temp[i]);

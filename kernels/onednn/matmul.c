@@ -102,8 +102,8 @@ static const char *product_of(const ddp_call *c, product *p) {
 /* ---- the primitive ----------------------------------------------------------------------------------------------- */
 
 /* Batch dims where the operand is broadcast get size 1. */
-static bool operand(dnnl_memory_desc_t *md, const product *p, const int64_t *batch, int64_t rows, int64_t cols, int64_t r,
-                    int64_t c) {
+static bool operand(dnnl_memory_desc_t *md, const product *p, const int64_t *batch, int64_t rows, int64_t cols,
+                    int64_t r, int64_t c) {
     int     n = (int)p->batch_dims;
     int64_t size[DDP_MAX_DIM], stride[DDP_MAX_DIM], dense = rows * cols;
     size[n] = rows;

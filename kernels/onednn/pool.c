@@ -30,8 +30,9 @@ static const char *build(dnn_entry *e, const void *ctx) {
     dnnl_alg_kind_t alg = v->include ? dnnl_pooling_avg_include_padding : dnnl_pooling_avg_exclude_padding;
     dnnl_dims_t stride = {v->stride[0], v->stride[1]}, kernel = {v->kernel[0], v->kernel[1]};
     dnnl_dims_t pad = {v->padding[0], v->padding[1]};
-    if (dnnl_pooling_forward_desc_init(&d, dnnl_forward_inference, alg, &x, &y, stride, kernel, pad, pad) != dnnl_success)
-        return no;
+    dnnl_status_t st = dnnl_pooling_forward_desc_init(&d, dnnl_forward_inference, alg, &x, &y, stride, kernel, pad,
+                                                      pad);
+    if (st != dnnl_success) return no;
     dnnl_primitive_desc_t pd = dnn_desc(&d, NULL);
     if (!pd) return no;
     if (dnn_is_reference(pd)) {

@@ -278,6 +278,7 @@ end
 
 -- The next batch of C: x, y; nothing at the end.
 local function next_batch(self, pass)
+  if self.ended == pass then return nil end
   if pass ~= self.pass or self.handle == nil then fail "loader: this loop is over: another one began, or the loader was closed" end
   local r = C.ddp_loader_next(self.handle, self.x_out, self.y_out)
   if r == 1 then
@@ -286,10 +287,7 @@ local function next_batch(self, pass)
     return own(x), own(y)
   end
   if r < 0 then base.raise() end
-end
-
-local function exhausted(self)
-  if M.on_exhausted then M.on_exhausted(self) end
+  self.ended = pass
 end
 
 -- With collate: batch[i] = {x, y} of single samples.
@@ -317,11 +315,12 @@ function Loader:iter()
   end
   check(C.ddp_loader_start(handle))
   self.pass = self.pass + 1
-  local pass, step = self.pass, self.collate and next_collated or next_batch
+  local pass, step, done = self.pass, self.collate and next_collated or next_batch, false
   return function()
     local x, y = step(self, pass)
-    if x == nil then return exhausted(self) end
-    return x, y
+    if x ~= nil then return x, y end
+    if not done and M.on_exhausted then M.on_exhausted(self) end
+    done = true
   end
 end
 
