@@ -13,7 +13,7 @@ extern "C" {
 #endif
 #endif
 
-/* ---- samples made by a host -------------------------------------------------------------------------------------- */
+/* ---- samples made by a host ----------------------------------------------------------------------------------- */
 
 /* One sample on its way through a host function.
  *   index     of the sample in its data set, from 0
@@ -46,7 +46,7 @@ typedef struct ddp_data_hooks {
     void (*free)(void *ctx);
 } ddp_data_hooks;
 
-/* ---- data sets --------------------------------------------------------------------------------------------------- */
+/* ---- data sets ------------------------------------------------------------------------------------------------ */
 
 /* CIFAR-10's binary version (A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009): records of
  * one label byte and 3072 bytes, the red, green and blue planes of a 32x32 image. The files are mapped. Samples: x f32
@@ -78,8 +78,7 @@ DDP_API uint64_t ddp_dataset_fingerprint(const ddp_dataset *set);
 DDP_API ddp_dataset *ddp_dataset_retain(ddp_dataset *set);
 DDP_API void ddp_dataset_free(ddp_dataset *set);
 
-/* ---- samplers: pure functions
- * ---------------------------------------------------------------------------------------- */
+/* ---- samplers: pure functions --------------------------------------------------------------------------------- */
 
 /* How many of n samples a rank of `world` reads in an epoch. With shuffle the ranks have equal numbers: the order is
  * continued from its start, or with drop_last cut. Without shuffle nothing is repeated (each sample is read once over
@@ -91,8 +90,7 @@ DDP_API int64_t ddp_sampler_len(int64_t n, int shuffle, int drop_last, int rank,
 DDP_API int ddp_sampler_order(int64_t n, uint64_t seed, int64_t epoch, int shuffle, int drop_last, int rank, int world,
                               int64_t *out);
 
-/* ---- loaders
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- loaders -------------------------------------------------------------------------------------------------- */
 
 typedef struct ddp_loader_opts {
     size_t size;          /* sizeof(ddp_loader_opts) */

@@ -20,8 +20,7 @@ int64_t ddp_sample_integer(ddp_sample_call *call, int64_t lo, int64_t hi) {
     return (int64_t)((uint64_t)lo + (uint64_t)((unsigned __int128)wide * (span + 1) >> 64));
 }
 
-/* ---- options --------------------------------------------------------------------------------------------------------
- */
+/* ---- options -------------------------------------------------------------------------------------------------- */
 
 int ddp__augment_check(const ddp_augment *a, int c, int h, int w) {
     if (a->n_norm > 1 && a->n_norm != c)
@@ -77,8 +76,7 @@ void ddp__augment_free(ddp_augment *a) {
     *a = (ddp_augment){0};
 }
 
-/* ---- one image
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- one image ------------------------------------------------------------------------------------------------ */
 
 /* Row `y` of channel c; columns x0, x0 + dx, ... of it. Outside the image are zeros. */
 static void row(const ddp_augment *a, const ddp_image *s, int c, int y, int x0, int dx, int n, float *out, int64_t ow) {

@@ -24,8 +24,7 @@ void ddp__batcher_close(ddp_batcher *b) {
     *b = (ddp_batcher){0};
 }
 
-/* ---- errors of samples
- * ------------------------------------------------------------------------------------------------ */
+/* ---- errors of samples ---------------------------------------------------------------------------------------- */
 
 /* The pending error, told with where it happened. With skip it is counted instead, and 0 returned; a lack of memory
  * never is. */
@@ -50,8 +49,7 @@ static int sample_failed(const ddp_batcher *b, int64_t index, int64_t epoch, int
     return 0;
 }
 
-/* ---- samples
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- samples -------------------------------------------------------------------------------------------------- */
 
 /* The pixels and the label of an image. A status. */
 static int find_image(const ddp_dataset *set, int64_t i, ddp_image *img, int64_t *label) {
@@ -161,8 +159,7 @@ static int build_native(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t e
     return ddp__pending();
 }
 
-/* ---- the long way
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- the long way --------------------------------------------------------------------------------------------- */
 
 /* The first and only sample of a batch of one, without the dim of the batch. Takes t. */
 static ddp_tensor *unbatched(ddp_tensor *t) {

@@ -4,8 +4,7 @@
 
 #include "../tensor/tensor.h"
 
-/* ---- data sets (dataset.c, files.c) -------------------------------------------------------------------------------
- */
+/* ---- data sets (dataset.c, files.c) --------------------------------------------------------------------------- */
 
 typedef enum ddp_set_kind { DDP_SET_IMAGES, DDP_SET_TENSORS, DDP_SET_HOST, DDP_SET_SUBSET } ddp_set_kind;
 
@@ -46,16 +45,14 @@ DDP_LOCAL const uint8_t *ddp__image_record(const ddp_dataset *set, int64_t i, co
                                            int64_t *record);
 DDP_LOCAL void ddp__files_close(ddp_dataset *set);
 
-/* ---- keys: every draw of the room has its own ----------------------------------------------------------------------
- */
+/* ---- keys: every draw of the room has its own ----------------------------------------------------------------- */
 
 static inline uint64_t ddp__epoch_key(uint64_t seed, int64_t epoch, uint64_t purpose) {
     return ddp__mix(ddp__mix(seed, purpose), (uint64_t)epoch);
 }
 enum { DDP_KEY_ORDER = 0x0de5, DDP_KEY_SAMPLE = 0x5a3e };
 
-/* ---- augmentation (augment.c)
- * ---------------------------------------------------------------------------------------- */
+/* ---- augmentation (augment.c) --------------------------------------------------------------------------------- */
 
 typedef struct ddp_augment {
     bool any, crop, flip;
@@ -85,8 +82,7 @@ static inline int ddp__augment_w(const ddp_augment *a, int w) { return a->crop ?
 DDP_LOCAL void ddp__augment_run(const ddp_augment *a, const ddp_image *src, uint64_t key, int64_t index, float *out,
                                 int64_t oc, int64_t oh, int64_t ow);
 
-/* ---- one batch (batch.c, collate.c)
- * ------------------------------------------------------------------------------------ */
+/* ---- one batch (batch.c, collate.c) --------------------------------------------------------------------------- */
 
 /* What a loader does to samples; fixed once it is made, read by all its threads. */
 typedef struct ddp_plan {

@@ -96,8 +96,7 @@ ddp_dataset *ddp_dataset_subset(ddp_dataset *base, const int64_t *ids, int64_t n
     return set;
 }
 
-/* ---- fingerprint
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- fingerprint ---------------------------------------------------------------------------------------------- */
 
 enum { LOOKS = 64 }; /* samples looked at, spread over the set */
 

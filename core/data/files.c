@@ -47,8 +47,7 @@ const uint8_t *ddp__image_record(const ddp_dataset *set, int64_t i, const ddp_re
     return set->file[k].first + i * (1 + (int64_t)set->channels * set->height * set->width);
 }
 
-/* ---- CIFAR-10
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- CIFAR-10 ------------------------------------------------------------------------------------------------- */
 
 enum { CIFAR_RECORD = 1 + 3 * 32 * 32, CIFAR_RECORDS = 10000 };
 
@@ -113,8 +112,7 @@ ddp_dataset *ddp_dataset_cifar10(const char *dir, int train) {
     return set;
 }
 
-/* ---- digits
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- digits --------------------------------------------------------------------------------------------------- */
 
 /* The file's head, little-endian, 24 bytes; records of label and pixels follow, those for training first. */
 typedef struct digits_head {

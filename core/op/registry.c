@@ -32,10 +32,7 @@ static bool onednn_has(const ddp_op_def *op) {
         case DDP_OP_conv2d_grad_weight:
         case DDP_OP_matmul:
         case DDP_OP_linear:
-        case DDP_OP_max_pool2d:
-        case DDP_OP_avg_pool2d:
-        case DDP_OP_batch_norm:
-        case DDP_OP_batch_norm_grad: return true;
+        case DDP_OP_avg_pool2d: return true;
         default: return false;
     }
 }

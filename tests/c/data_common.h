@@ -58,7 +58,7 @@ static inline void run(const char *name, void (*test)(void)) {
     fflush(stdout);
 }
 
-/* ---- synthetic files ---- */
+/* ---- synthetic files ------------------------------------------------------------------------------------------ */
 
 enum { RECORD = 3073, RECORDS = 24 }; /* a file */
 
@@ -92,8 +92,7 @@ static inline void write_all(void) {
     write_cifar("test_batch.bin", 1000, 0, -1);
 }
 
-/* ---- looking at batches
- * ------------------------------------------------------------------------------------------------ */
+/* ---- looking at batches --------------------------------------------------------------------------------------- */
 
 static inline uint64_t hash_bytes(uint64_t h, const void *p, size_t n) {
     const uint8_t *b = p;

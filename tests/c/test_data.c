@@ -1,8 +1,7 @@
 /* test_data.c -- data sets and samplers through the public interface (D1, D2, D5 of the behaviours). */
 #include "data_common.h"
 
-/* ---- data sets
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- data sets ------------------------------------------------------------------------------------------------ */
 
 static void test_cifar_values(void) {
     ddp_dataset *set = ddp_dataset_cifar10(dir, 1);
@@ -212,8 +211,7 @@ static void test_tensors(void) {
     ddp_release(z);
 }
 
-/* ---- samplers
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- samplers ------------------------------------------------------------------------------------------------- */
 
 static void test_sampler_eval(void) {
     for (int n = 0; n <= 9; n++)

@@ -1,9 +1,7 @@
 /* test_loader.c -- loaders, augmentation and host functions through the public interface (D1, D3, D4, D5). */
 #include "data_common.h"
 
-/* ---- loaders
- * --------------------------------------------------------------------------------------------------------------------
- */
+/* ---- loaders -------------------------------------------------------------------------------------------------- */
 
 static void test_epochs(void) {
     ddp_dataset *set = ddp_dataset_cifar10(dir, 1);
@@ -273,9 +271,7 @@ static void test_drop_last(void) {
     ddp_dataset_free(set);
 }
 
-/* ---- hosts
- * --------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- hosts ---------------------------------------------------------------------------------------------------- */
 
 static int n_open, n_closed, n_freed;
 
