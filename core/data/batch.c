@@ -175,8 +175,7 @@ static ddp_tensor *unbatched(ddp_tensor *t) {
     return s;
 }
 
-/* Calls a hook over call->x and y; on success they hold its results. Tensors made inside are not the caller's scope's.
- */
+/* Calls a hook over call->x and y; on success they hold its results. Tensors made inside belong to no scope. */
 static int call_hook(ddp_batcher *b, const ddp_data_hooks *h, void **state, ddp_sample_call *call) {
     if (!*state) *state = h->open(h->ctx, b->worker);
     if (!*state)

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../ddp_data.h"
 #include "host.h"
+#include "worker.h"
 
 /* What all states of one function are made from. */
 typedef struct worker_code {
@@ -93,14 +93,6 @@ static int state_sample(void *state, ddp_sample_call *call) {
     return lua_pcall(w->L, 1, 0, 0) ? lua_failed(w->L) : 0;
 }
 
-/* Hooks that run a Lua function in states of their own; declared for Lua in lua/ddp/ship.lua.
- *   code, n    what ship.pack made; copied
- *   path, cpath  package.path and package.cpath of the script's state; copied
- *   tensors    [n_tensors] that the code names; retained
- *   out        [OUT] for ddp_dataset_host or a loader's transform, which take them over
- * DDP_ENOMEM. Any thread. */
-DDP_API int ddp_host_worker_hooks(const char *code, int64_t n, const char *path, const char *cpath,
-                                  ddp_tensor *const *tensors, int n_tensors, ddp_data_hooks *out);
 int ddp_host_worker_hooks(const char *code, int64_t n, const char *path, const char *cpath, ddp_tensor *const *tensors,
                           int n_tensors, ddp_data_hooks *out) {
     if (!getenv("DDP_LIB")) { /* a state sets it, which must not happen first while threads run */
