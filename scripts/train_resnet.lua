@@ -46,7 +46,7 @@ local loader = ddp.data.DataLoader(train, { batch_size = args.batch, workers = a
 local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels }
 local net = ddp.DistributedDataParallel(model)
 local epochs = args.epochs > 0 and args.epochs or args.steps > 0 and math.huge or digits and 14 or 30
-local peak = args.lr > 0 and args.lr or 0.1
+local peak = args.lr > 0 and args.lr or digits and 0.1 or 0.05
 local opt = ddp.optim.SGD(net:parameters(), { lr = peak, momentum = 0.9, weight_decay = 5e-4, nesterov = true })
 local total = args.steps > 0 and args.steps or epochs * loader:len()
 ddp.print(("%s, %d parameters, %d rank%s of batch %d, %d steps"):format(args.model, model:num_parameters(), ddp.world_size(),
@@ -60,7 +60,13 @@ local function learning_rate(step)
 end
 
 -- ---- training ------------------------------------------------------------------------------------------------------
-local step, sum, count, mean = 0, 0, 0, 0
+local WINDOW = 50 -- steps that the loss shown is the mean of
+local step, losses = 0, {}
+local function recent()
+  local sum, n = 0, math.min(step, WINDOW)
+  for i = step - n + 1, step do sum = sum + losses[i] end
+  return sum, math.max(n, 1)
+end
 local function train_step(x, y)
   step = step + 1
   opt.param_groups[1].lr = learning_rate(step)
@@ -70,20 +76,19 @@ local function train_step(x, y)
   opt:step()
   local value = loss:item()
   if value ~= value then error(("the loss is NaN at step %d; try a lower --lr"):format(step), 0) end
-  sum, count = sum + value, count + 1
+  losses[step], losses[step - WINDOW] = value, nil
 end
 
-local epoch, done = 0, false
+local epoch, done, mean = 0, false, nil
 while not done and epoch < epochs do
   epoch = epoch + 1
-  sum, count = 0, 0
   for x, y in loader:iter() do
     train_step(x, y)
-    if step % 10 == 0 then ddp.progress(("epoch %d, step %d of %d, loss %.4f"):format(epoch, step, total, sum / count)) end
+    if step % 10 == 0 then ddp.progress(("epoch %d, step %d of %d, loss %.4f"):format(epoch, step, total, (recent()) / math.min(step, WINDOW))) end
     if args.steps > 0 and step >= args.steps then done = true break end
   end
-  mean = ddp.reduce_metrics { loss = { sum, math.max(count, 1) } }.loss
-  ddp.progress(("epoch %d, step %d of %d, mean loss %.4f"):format(epoch, step, total, mean), true)
+  mean = ddp.reduce_metrics { loss = { recent() } }.loss
+  ddp.progress(("epoch %d, step %d of %d, loss %.4f (mean of the last %d steps)"):format(epoch, step, total, mean, math.min(step, WINDOW)), true)
 end
 
 -- ---- evaluation: each sample once, whatever the number of ranks -------------------------------------------------------

@@ -75,7 +75,11 @@ function ResNet:init(block, depths, widths, opts)
   end
   self.avgpool = nn.AdaptiveAvgPool2d(1)
   self.fc = nn.Linear(channels, opts.num_classes or 1000)
-  self:apply(function(m) if m:is(nn.Conv2d) then nn.init.kaiming_normal_(m.weight, { mode = "fan_out" }) end end)
+  self:apply(function(m)
+    if m:is(nn.Conv2d) then nn.init.kaiming_normal_(m.weight, { mode = "fan_out" }) end
+    -- Each block begins as its shortcut (Goyal et al. 2017): the first hundred steps go faster.
+    if m:is(Basic) then nn.init.zeros_(m.bn2.weight) elseif m:is(Bottleneck) then nn.init.zeros_(m.bn3.weight) end
+  end)
 end
 function ResNet:forward(x)
   x = bn_relu(self.bn1, self.conv1(x))

@@ -39,7 +39,8 @@ for _, n in ipairs(lengths) do
     end
   end
 end
-for op, want in pairs { mean = (w - 1) / 2 + 1, min = 1, max = w, sum = w * (w + 1) / 2 } do
+for _, case in ipairs { { "mean", (w - 1) / 2 + 1 }, { "min", 1 }, { "max", w }, { "sum", w * (w + 1) / 2 } } do
+  local op, want = case[1], case[2]
   local x = ddp.full({ 5 }, r + 1)
   ddp.all_reduce(x, op)
   expect(math.abs(x[3]:item() - want) < 1e-6, "all_reduce " .. op)
