@@ -30,7 +30,7 @@ DNNL_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard kernels/onednn/*.c))
 GEN := $(B)/gen/ddp_ops.h $(B)/gen/op_attrs.h $(B)/gen/ops_table.c $(B)/lua/ddp/ops_sig.lua
 LIBS := $(B)/libddp.so $(B)/libddp_host.so $(if $(HAVE_DNNL),$(B)/libddp_onednn.so) $(B)/ddprun
 
-all: deps-check $(LIBS) $(B)/lua/ddp/cdef.lua ## build everything into build/
+all: deps-check $(LIBS) $(B)/lua/ddp/cdef.lua $(B)/pkgconfig/ddp.pc ## build everything into build/
 	@echo "ddp: $$($(LUAJIT) -v | cut -d' ' -f1-2) onednn $(if $(HAVE_DNNL),$$(pkg-config --modversion dnnl 2>/dev/null || echo yes),no (libdnnl-dev is missing)) cuda no (not built yet)"
 
 # ---- packages ------------------------------------------------------------------------------------------------
@@ -74,6 +74,11 @@ $(B)/ddprun: $(RUN_OBJ)
 	$(CC) $(filter-out -fopenmp -Wl$(comma)-z%,$(LDFLAGS_ALL)) -o $@ $^ -ldl -lpthread
 comma := ,
 
+# For programs built against the tree (scripts/embed): headers from core and the generated ones.
+$(B)/pkgconfig/ddp.pc: vendor/ddp.pc.in vendor/ddp-host.pc.in
+	@mkdir -p $(@D)
+	for p in ddp ddp-host; do sed -e 's|@PREFIX@|$(CURDIR)|' -e 's|^libdir=.*|libdir=$(CURDIR)/$(B)|' -e 's|^includedir=.*|includedir=$(CURDIR)/core -I$(CURDIR)/$(B)/gen|' vendor/$$p.pc.in > $(@D)/$$p.pc; done
+
 # ---- using -------------------------------------------------------------------------------------------------------------
 demo: ## install what is missing, build, train ResNet-20 on digits on two ranks
 	@vendor/need.sh --install build
@@ -88,7 +93,7 @@ install: all ## install into PREFIX (default /usr/local)
 	cp -r lua/ddp $(DESTDIR)$(PREFIX)/share/ddp/lua/
 	install -m 644 $(B)/lua/ddp/*.lua $(DESTDIR)$(PREFIX)/share/ddp/lua/ddp/
 	install -m 644 scripts/*.lua $(DESTDIR)$(PREFIX)/share/ddp/scripts/
-	cp -r scripts/data $(DESTDIR)$(PREFIX)/share/ddp/scripts/
+	cp -r scripts/data scripts/embed $(DESTDIR)$(PREFIX)/share/ddp/scripts/
 	for p in ddp ddp-host; do sed 's|@PREFIX@|$(PREFIX)|' vendor/$$p.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/$$p.pc; done
 
 # ---- checking --------------------------------------------------------------------------------------------------------------

@@ -43,9 +43,9 @@ local loader = ddp.data.DataLoader(train, { batch_size = args.batch, workers = a
   sampler = ddp.data.DistributedSampler(train, { shuffle = true, seed = args.seed }) })
 
 -- ---- model --------------------------------------------------------------------------------------------------------
-local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels }
+local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels, zero_init_residual = not digits }
 local net = ddp.DistributedDataParallel(model)
-local epochs = args.epochs > 0 and args.epochs or args.steps > 0 and math.huge or digits and 14 or 30
+local epochs = args.epochs > 0 and args.epochs or args.steps > 0 and math.huge or digits and 20 or 30
 local peak = args.lr > 0 and args.lr or digits and 0.1 or 0.05
 local opt = ddp.optim.SGD(net:parameters(), { lr = peak, momentum = 0.9, weight_decay = 5e-4, nesterov = true })
 local total = args.steps > 0 and args.steps or epochs * loader:len()

@@ -55,7 +55,7 @@ function Bottleneck:forward(x)
 end
 
 local ResNet = nn.Module "ResNet"
--- opts: num_classes, stem, in_channels, widths (channels of the stages)
+-- opts: num_classes, stem, in_channels, zero_init_residual; widths: channels of the stages
 function ResNet:init(block, depths, widths, opts)
   local stem = opts.stem or "imagenet"
   if stem ~= "cifar" and stem ~= "imagenet" then base.error(("resnet: stem is \"%s\", expected cifar or imagenet"):format(tostring(stem))) end
@@ -77,7 +77,8 @@ function ResNet:init(block, depths, widths, opts)
   self.fc = nn.Linear(channels, opts.num_classes or 1000)
   self:apply(function(m)
     if m:is(nn.Conv2d) then nn.init.kaiming_normal_(m.weight, { mode = "fan_out" }) end
-    -- Each block begins as its shortcut (Goyal et al. 2017): the first hundred steps go faster.
+    -- Each block begins as its shortcut (Goyal et al. 2017): the first hundred steps of a deep network go faster.
+    if not opts.zero_init_residual then return end
     if m:is(Basic) then nn.init.zeros_(m.bn2.weight) elseif m:is(Bottleneck) then nn.init.zeros_(m.bn3.weight) end
   end)
 end
@@ -93,8 +94,9 @@ end
 
 local function maker(name, block, depths, widths, stem)
   return function(opts)
-    opts = base.options(name, opts, { "num_classes", "stem", "in_channels" })
-    return ResNet(block, depths, widths, { num_classes = opts.num_classes, stem = opts.stem or stem, in_channels = opts.in_channels })
+    opts = base.options(name, opts, { "num_classes", "stem", "in_channels", "zero_init_residual" })
+    return ResNet(block, depths, widths, { num_classes = opts.num_classes, stem = opts.stem or stem, in_channels = opts.in_channels,
+      zero_init_residual = opts.zero_init_residual })
   end
 end
 local wide = { 64, 128, 256, 512 }
