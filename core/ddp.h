@@ -32,30 +32,36 @@ DDP_API int ddp_abi_version(void);
 /* "ddp 0.1.0 onednn 2.6.3 ...": versions of what is in use, static text. Any thread. */
 DDP_API const char *ddp_version(void);
 
-enum {
-    DDP_MAX_DIM = 8
-};
+enum { DDP_MAX_DIM = 8 };
 
 /* Status. Text through ddp_error_take. */
 enum {
     DDP_OK = 0,
-    DDP_EINVAL = -1,     /* an argument's value */
-    DDP_ESHAPE = -2,     /* shapes that do not fit */
-    DDP_EDTYPE = -3,     /* a dtype that does not fit */
-    DDP_EDEVICE = -4,    /* a device that is not there, or two that differ */
-    DDP_ENOMEM = -5,     /* out of memory */
-    DDP_EIO = -6,        /* files and sockets */
-    DDP_ETIMEOUT = -7,   /* a peer did not come in time */
-    DDP_EPEER = -8,      /* a peer failed or left */
-    DDP_EMISMATCH = -9,  /* ranks disagree about a call or about the model */
-    DDP_ESTATE = -10,    /* called at the wrong time */
-    DDP_ENOSUP = -11,    /* not supported, by name */
-    DDP_ENULL = -12      /* a NULL required argument */
+    DDP_EINVAL = -1,    /* an argument's value */
+    DDP_ESHAPE = -2,    /* shapes that do not fit */
+    DDP_EDTYPE = -3,    /* a dtype that does not fit */
+    DDP_EDEVICE = -4,   /* a device that is not there, or two that differ */
+    DDP_ENOMEM = -5,    /* out of memory */
+    DDP_EIO = -6,       /* files and sockets */
+    DDP_ETIMEOUT = -7,  /* a peer did not come in time */
+    DDP_EPEER = -8,     /* a peer failed or left */
+    DDP_EMISMATCH = -9, /* ranks disagree about a call or about the model */
+    DDP_ESTATE = -10,   /* called at the wrong time */
+    DDP_ENOSUP = -11,   /* not supported, by name */
+    DDP_ENULL = -12     /* a NULL required argument */
 };
 
 /* Element types. The first letters are what Lua calls them. */
 typedef enum ddp_dtype {
-    DDP_F32, DDP_F64, DDP_F16, DDP_BF16, DDP_I64, DDP_I32, DDP_U8, DDP_BOOL, DDP_DTYPES
+    DDP_F32,
+    DDP_F64,
+    DDP_F16,
+    DDP_BF16,
+    DDP_I64,
+    DDP_I32,
+    DDP_U8,
+    DDP_BOOL,
+    DDP_DTYPES
 } ddp_dtype;
 
 /* Devices: one int. */
@@ -82,20 +88,20 @@ DDP_API int ddp_error_peek(void);
 DDP_API int ddp_error_set(int status, const char *text);
 /* The short name of a status, "shape" for DDP_ESHAPE. Static text. Any thread. */
 DDP_API const char *ddp_status_name(int status);
-/* Log lines go to `hook` (level 0 debug, 1 info, 2 warning) in place of stderr; NULL restores. Before other threads start. */
+/* Log lines go to `hook` (level 0 debug, 1 info, 2 warning) in place of stderr; NULL restores. Before other threads
+ * start. */
 DDP_API void ddp_set_log_hook(void (*hook)(void *ctx, int level, const char *text), void *ctx);
 
 /* ---- the process and the job --------------------------------------------------------------------------------- */
 
 typedef struct ddp_init_opts {
-    size_t      size;      /* sizeof(ddp_init_opts) */
-    double      timeout;   /* seconds, for every wait; 0: DDP_TIMEOUT or 600 */
-    const char *engine;    /* NULL: DDP_ENGINE or "auto" */
+    size_t size;        /* sizeof(ddp_init_opts) */
+    double timeout;     /* seconds, for every wait; 0: DDP_TIMEOUT or 600 */
+    const char *engine; /* NULL: DDP_ENGINE or "auto" */
 } ddp_init_opts;
-/* Joins the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without one, a world of one.
- * A second call changes nothing. Collective: returns when all ranks have joined, or DDP_ETIMEOUT naming the missing.
- *   opts   [OPTIONAL]
- * Compute thread. */
+/* Joins the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without one, a world of
+ * one. A second call changes nothing. Collective: returns when all ranks have joined, or DDP_ETIMEOUT naming the
+ * missing. opts   [OPTIONAL] Compute thread. */
 DDP_API int ddp_init(const ddp_init_opts *opts);
 /* 1 after ddp_init. Any thread. */
 DDP_API int ddp_is_initialized(void);
@@ -151,13 +157,13 @@ DDP_API int64_t ddp_stride(const ddp_tensor *t, int dim); /* the same */
 DDP_API int64_t ddp_numel(const ddp_tensor *t);
 DDP_API int ddp_dtype_of(const ddp_tensor *t);
 DDP_API int ddp_device_of(const ddp_tensor *t);
-DDP_API uint64_t ddp_id(const ddp_tensor *t);             /* unique in the process, never reused */
-DDP_API uint64_t ddp_storage_id(const ddp_tensor *t);     /* the address of its storage: equal for views of one another */
-DDP_API uint64_t ddp_version_of(const ddp_tensor *t);     /* writes so far to its storage */
-DDP_API int ddp_is_contiguous(const ddp_tensor *t);       /* row-major in logical order */
+DDP_API uint64_t ddp_id(const ddp_tensor *t);         /* unique in the process, never reused */
+DDP_API uint64_t ddp_storage_id(const ddp_tensor *t); /* the address of its storage: equal for views of one another */
+DDP_API uint64_t ddp_version_of(const ddp_tensor *t); /* writes so far to its storage */
+DDP_API int ddp_is_contiguous(const ddp_tensor *t);   /* row-major in logical order */
 DDP_API int64_t ddp_storage_offset(const ddp_tensor *t);
-DDP_API const char *ddp_dtype_name(int dtype);            /* "f32" */
-DDP_API int ddp_dtype_from_name(const char *name);        /* -1 when unknown */
+DDP_API const char *ddp_dtype_name(int dtype);     /* "f32" */
+DDP_API int ddp_dtype_from_name(const char *name); /* -1 when unknown */
 DDP_API size_t ddp_dtype_size(int dtype);
 
 /* The first element's address; NULL for an empty tensor. Waits for the device. The caller may write where nothing saved
@@ -171,8 +177,8 @@ DDP_API void ddp_mark_written(ddp_tensor *t);
  *   strides  [OPTIONAL] [ndim] in elements; NULL: row-major
  *   deleter  [OPTIONAL] called with (ctx) when the last view is gone, on whichever thread that is
  * Returns a new reference, or NULL. Any thread. */
-DDP_API ddp_tensor *ddp_from_blob(void *data, int ndim, const int64_t *shape, const int64_t *strides, int dtype, int device,
-                                  void (*deleter)(void *ctx), void *ctx);
+DDP_API ddp_tensor *ddp_from_blob(void *data, int ndim, const int64_t *shape, const int64_t *strides, int dtype,
+                                  int device, void (*deleter)(void *ctx), void *ctx);
 /* A tensor with a copy of `data`, row-major, of `dtype`; `data` holds elements of `dtype`. Any thread. */
 DDP_API ddp_tensor *ddp_from_data(const void *data, int ndim, const int64_t *shape, int dtype, int device);
 /* Uninitialised. Any thread. */
@@ -186,7 +192,8 @@ DDP_API ddp_tensor *ddp_scalar_float(double value);
 DDP_API int ddp_item(const ddp_tensor *t, double *value);
 /* All elements in logical order, converted to double. `out` has room for ddp_numel(t). */
 DDP_API int ddp_to_doubles(const ddp_tensor *t, double *out);
-/* Values, shape and dtype as text, as people read them. Writes at most n bytes with the final 0; returns the full length. */
+/* Values, shape and dtype as text, as people read them. Writes at most n bytes with the final 0; returns the full
+ * length. */
 DDP_API size_t ddp_to_text(const ddp_tensor *t, char *buf, size_t n);
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -208,11 +215,13 @@ DDP_API void ddp_memory_gc_done(void);
 /* The k-th allocation from now on fails once with DDP_ENOMEM (k >= 1; 0: never). For tests of failure. */
 DDP_API void ddp_memory_fail_at(int64_t k);
 /* Memory hooks for embedders: big blocks come from these. Before the first tensor. NULL restores. */
-DDP_API void ddp_set_memory_hooks(void *(*alloc)(void *ctx, size_t bytes), void (*release)(void *ctx, void *p, size_t bytes), void *ctx);
+DDP_API void ddp_set_memory_hooks(void *(*alloc)(void *ctx, size_t bytes),
+                                  void (*release)(void *ctx, void *p, size_t bytes), void *ctx);
 
 /* ---- gradients ------------------------------------------------------------------------------------------------ */
 
-/* A leaf wants its gradient (1) or not (0). DDP_ESTATE on a result of ops; DDP_EDTYPE unless floating. Compute thread. */
+/* A leaf wants its gradient (1) or not (0). DDP_ESTATE on a result of ops; DDP_EDTYPE unless floating. Compute thread.
+ */
 DDP_API int ddp_set_requires_grad(ddp_tensor *t, int on);
 DDP_API int ddp_requires_grad(const ddp_tensor *t);
 DDP_API int ddp_is_leaf(const ddp_tensor *t);
@@ -232,14 +241,14 @@ enum { DDP_RETAIN_GRAPH = 1, DDP_CREATE_GRAPH = 2 };
 /* d loss / d leaf for every leaf that wants one, added to its gradient.
  *   loss    0-dim or one element, unless grad is given
  *   grad    [OPTIONAL] shape of loss
- * DDP_ESTATE when the graph is gone, when a saved tensor was written since (both ops are named), or when a custom gradient
- * or hook stands on the way (use ddp_backward_next). Compute thread. */
+ * DDP_ESTATE when the graph is gone, when a saved tensor was written since (both ops are named), or when a custom
+ * gradient or hook stands on the way (use ddp_backward_next). Compute thread. */
 DDP_API int ddp_backward(ddp_tensor *loss, ddp_tensor *grad);
 /* The resumable form. Returns NULL on error. weight: this rank's weight in a "weighted" reduction, 1 by default.
  *   grads   [OPTIONAL] [n], each may be NULL
  *   inputs  [OPTIONAL] gradients of these n_inputs tensors are kept in the state and no leaf's gradient is touched */
-DDP_API ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_tensor *const *grads, int n_inputs,
-                                               ddp_tensor *const *inputs, int flags, double weight);
+DDP_API ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_tensor *const *grads,
+                                               int n_inputs, ddp_tensor *const *inputs, int flags, double weight);
 /* Goes on. Returns 0 when done, negative on error, or 1: run the host function ddp_backward_host_id(state) on
  * ddp_backward_host_n / _host_grad, put its results with ddp_backward_host_result, and call again. */
 DDP_API int ddp_backward_next(ddp_backward_state *s);
@@ -254,8 +263,8 @@ DDP_API ddp_tensor *ddp_backward_input_grad(ddp_backward_state *s, int i);
 DDP_API void ddp_backward_free(ddp_backward_state *s);
 /* Gradients of outputs with respect to inputs, without touching any leaf.
  *   grads [OUT] [n_inputs] new references; NULL entries only with allow_unused */
-DDP_API int ddp_grad(int n_out, ddp_tensor *const *outputs, ddp_tensor *const *grad_outputs, int n_in, ddp_tensor *const *inputs,
-                     int flags, int allow_unused, ddp_tensor **grads);
+DDP_API int ddp_grad(int n_out, ddp_tensor *const *outputs, ddp_tensor *const *grad_outputs, int n_in,
+                     ddp_tensor *const *inputs, int flags, int allow_unused, ddp_tensor **grads);
 /* A host function in the graph: outputs of a computation that the host differentiates itself (ddp.func in Lua).
  *   id       what ddp_backward_host_id will return
  *   in       [n_in] the inputs whose gradients the host will give
@@ -272,8 +281,8 @@ DDP_API int ddp_tensor_remove_hook(ddp_tensor *t, int64_t id);
 enum { DDP_SUM, DDP_MEAN, DDP_MIN, DDP_MAX };
 /* In place, all ranks alike. Collective ops with results stand in ddp_ops.h (ddp_all_gather, ddp_reduce_scatter).
  *   name    [OPTIONAL] joins the signature: ranks that disagree are told
- *   work    [OPTIONAL] [OUT] when given the call only starts; ddp_work_wait ends it, ddp_work_free frees it; the work holds t
- * DDP_EMISMATCH naming both calls when ranks differ, DDP_ETIMEOUT, DDP_EPEER. Compute thread. */
+ *   work    [OPTIONAL] [OUT] when given the call only starts; ddp_work_wait ends it, ddp_work_free frees it; the work
+ * holds t DDP_EMISMATCH naming both calls when ranks differ, DDP_ETIMEOUT, DDP_EPEER. Compute thread. */
 DDP_API int ddp_all_reduce(ddp_tensor *t, int op, const char *name, ddp_work **work);
 DDP_API int ddp_broadcast(ddp_tensor *t, int root, const char *name, ddp_work **work);
 DDP_API int ddp_barrier(void);
@@ -281,7 +290,8 @@ DDP_API int ddp_work_wait(ddp_work *w);
 /* 1 when done, 0 when not yet, negative on error. */
 DDP_API int ddp_work_test(ddp_work *w);
 DDP_API void ddp_work_free(ddp_work *w);
-/* Bytes from root to all: *data and *n are replaced on the other ranks. *data is the caller's, ddp_bytes_free frees it. */
+/* Bytes from root to all: *data and *n are replaced on the other ranks. *data is the caller's, ddp_bytes_free frees it.
+ */
 DDP_API int ddp_broadcast_bytes(void **data, int64_t *n, int root);
 /* Bytes of all ranks: out[r] (n_out[r] long), `out` as one block freed by ddp_bytes_free. */
 DDP_API int ddp_all_gather_bytes(const void *data, int64_t n, void **out, int64_t *n_out);
@@ -292,15 +302,15 @@ DDP_API int ddp_set_solo(int on);
 DDP_API int ddp_broadcast_bytes_patient(void **data, int64_t *n, int root);
 
 typedef struct ddp_reducer_opts {
-    size_t size;         /* sizeof(ddp_reducer_opts) */
-    double bucket_mb;    /* 0: 25 */
-    int    sum;          /* 1: the sum of the ranks' gradients; 0: their mean */
-    int    weighted;     /* 1: the mean, weighted by each backward's weight */
+    size_t size;              /* sizeof(ddp_reducer_opts) */
+    double bucket_mb;         /* 0: 25 */
+    int sum;                  /* 1: the sum of the ranks' gradients; 0: their mean */
+    int weighted;             /* 1: the mean, weighted by each backward's weight */
     const char *const *names; /* [n] [OPTIONAL] names for messages */
 } ddp_reducer_opts;
-/* Reduces gradients of params over the ranks in buckets while ddp_backward runs. Compares names, shapes, dtypes and order
- * over the ranks (DDP_EMISMATCH names the first difference) and broadcasts rank 0's values. Collective. Compute thread.
- *   params  [n] leaves; retained until ddp_reducer_free */
+/* Reduces gradients of params over the ranks in buckets while ddp_backward runs. Compares names, shapes, dtypes and
+ * order over the ranks (DDP_EMISMATCH names the first difference) and broadcasts rank 0's values. Collective. Compute
+ * thread. params  [n] leaves; retained until ddp_reducer_free */
 DDP_API int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *opts, ddp_reducer **out);
 /* Waits until the gradients of the last backward are final: the same bits on every rank. */
 DDP_API int ddp_reducer_finish(ddp_reducer *r);
@@ -317,14 +327,14 @@ DDP_API void ddp_reducer_free(ddp_reducer *r);
 /* ---- optimizers ------------------------------------------------------------------------------------------------ */
 
 typedef struct ddp_sgd_opts {
-    size_t size;         /* sizeof(ddp_sgd_opts) */
+    size_t size; /* sizeof(ddp_sgd_opts) */
     double lr, momentum, dampening, weight_decay;
-    int    nesterov;
+    int nesterov;
 } ddp_sgd_opts;
 typedef struct ddp_adam_opts {
-    size_t size;         /* sizeof(ddp_adam_opts) */
+    size_t size;                                /* sizeof(ddp_adam_opts) */
     double lr, beta1, beta2, eps, weight_decay; /* 0 takes 1e-3, .9, .999, 1e-8, 0 */
-    int    decoupled;    /* 1: AdamW */
+    int decoupled;                              /* 1: AdamW */
 } ddp_adam_opts;
 /* params [n] are retained. State is made at the first step of each parameter. Compute thread. */
 DDP_API int ddp_optim_sgd(ddp_tensor *const *params, int n, const ddp_sgd_opts *opts, ddp_optim **out);
@@ -349,8 +359,8 @@ DDP_API void ddp_stats_step(void);
 /* Time since the last step belongs to no step (evaluation). */
 DDP_API void ddp_stats_pause(void);
 DDP_API int64_t ddp_stats_steps(void);
-/* Medians over the steps but the first `skip`: the whole step and its parts, in seconds. Returns the number of steps used.
- *   parts [OUT] [OPTIONAL] [DDP_PARTS] mean seconds a step, so that they add up to the mean step */
+/* Medians over the steps but the first `skip`: the whole step and its parts, in seconds. Returns the number of steps
+ * used. parts [OUT] [OPTIONAL] [DDP_PARTS] mean seconds a step, so that they add up to the mean step */
 DDP_API int64_t ddp_stats_summary(int64_t skip, double *median_step, double *mean_step, double *parts);
 /* Start-up marks, in milliseconds since the launch (DDP_LAUNCHED, else this process's start). */
 DDP_API void ddp_stats_mark(const char *name);

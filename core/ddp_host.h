@@ -12,8 +12,9 @@ extern "C" {
 typedef struct ddp_host ddp_host;
 
 typedef struct ddp_host_opts {
-    size_t      size;     /* sizeof(ddp_host_opts) */
-    const char *lua_path; /* templates put before package.path; NULL: DDP_LUA_PATH, else where this library is installed */
+    size_t size; /* sizeof(ddp_host_opts) */
+    const char
+        *lua_path; /* templates put before package.path; NULL: DDP_LUA_PATH, else where this library is installed */
 } ddp_host_opts;
 
 /* A Lua state of its own with the standard libraries, which finds `require "ddp"`.
@@ -30,7 +31,8 @@ DDP_API int ddp_host_set_tensor(ddp_host *h, const char *name, ddp_tensor *t);
 /* Calls the global function `name`.
  *   in   [nin]   borrowed; NULL entries are nil
  *   out  [nout]  [OUT] new references, the caller's; numbers come as 0-dim f64 tensors, nil as NULL
- * DDP_EINVAL when there is no such function, a result is neither tensor, number nor nil, or Lua raises. The host's thread. */
+ * DDP_EINVAL when there is no such function, a result is neither tensor, number nor nil, or Lua raises. The host's
+ * thread. */
 DDP_API int ddp_host_call(ddp_host *h, const char *name, int nin, ddp_tensor *const *in, int nout, ddp_tensor **out);
 /* Closes the state; tensors that only Lua held are released. NULL is allowed. The host's thread. */
 DDP_API void ddp_host_free(ddp_host *h);

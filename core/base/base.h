@@ -20,7 +20,7 @@ DDP_API int ddp__fail(int status, const char *fmt, ...) DDP_PRINTF(2, 3);
 DDP_API int ddp__pending(void);
 /* Takes a pending error aside (status and text) so that clean-up code can run ops, and puts it back. */
 typedef struct ddp_saved_error {
-    int   status;
+    int status;
     char *text; /* owned */
 } ddp_saved_error;
 void ddp__error_save(ddp_saved_error *e);
@@ -37,7 +37,14 @@ double ddp__now(void);
 int ddp__cores(void); /* usable cores: affinity and cgroup quota, at least 1 */
 
 /* ---- phases of a step (phase.c): where the compute thread's time goes -------------------------------------------- */
-typedef enum ddp_phase { DDP_PHASE_FORWARD, DDP_PHASE_DATA, DDP_PHASE_BACKWARD, DDP_PHASE_COMM, DDP_PHASE_OPTIMIZER, DDP_PHASES } ddp_phase;
+typedef enum ddp_phase {
+    DDP_PHASE_FORWARD,
+    DDP_PHASE_DATA,
+    DDP_PHASE_BACKWARD,
+    DDP_PHASE_COMM,
+    DDP_PHASE_OPTIMIZER,
+    DDP_PHASES
+} ddp_phase;
 /* Time from now on counts for `phase`, on the thread that trains; returns the phase before, to be put back. */
 ddp_phase ddp__phase_enter(ddp_phase phase);
 
@@ -62,7 +69,7 @@ static inline uint64_t ddp__mix(uint64_t key, uint64_t salt) {
 struct ddp_generator {
     uint64_t key;
     uint64_t calls;
-    bool     per_rank;
+    bool per_rank;
 };
 /* What a random op draws with: its key and its high counter word. The low word is the logical position. */
 typedef struct ddp_rng {

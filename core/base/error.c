@@ -9,7 +9,7 @@
 enum { TEXT_MAX = 2048 };
 
 typedef struct error_state {
-    int   status;
+    int status;
     char *text;  /* TEXT_MAX bytes, made at the first failure */
     char *taken; /* what error_take last gave out */
 } error_state;
@@ -18,7 +18,7 @@ static _Thread_local error_state state;
 
 /* Frees a thread's texts when it ends; a key because _Thread_local has no destructors in C. */
 #include <pthread.h>
-static pthread_key_t  text_key;
+static pthread_key_t text_key;
 static pthread_once_t text_once = PTHREAD_ONCE_INIT;
 static void make_key(void) { pthread_key_create(&text_key, free); }
 
@@ -82,8 +82,8 @@ void ddp__error_restore(ddp_saved_error *e) {
 }
 
 const char *ddp_status_name(int status) {
-    static const char *const names[] = {"ok",      "value",    "shape", "dtype",  "device", "memory", "io",
-                                        "timeout", "peer",     "mismatch", "state", "not supported", "null"};
+    static const char *const names[] = {"ok",      "value", "shape",    "dtype", "device",        "memory", "io",
+                                        "timeout", "peer",  "mismatch", "state", "not supported", "null"};
     int i = -status;
     return i >= 0 && i < (int)(sizeof names / sizeof *names) ? names[i] : "unknown";
 }

@@ -20,7 +20,7 @@ void ddp__log(int level, const char *fmt, ...) {
         if (on < 0) on = getenv("DDP_DEBUG") != NULL;
         if (!on) return;
     }
-    char    text[1024];
+    char text[1024];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);

@@ -15,14 +15,17 @@ typedef struct step_times {
 } step_times;
 
 static struct {
-    int         phase;
-    double      since;              /* when the present phase began; 0: no step is open */
-    double      now_part[DDP_PARTS]; /* of the open step */
+    int phase;
+    double since;               /* when the present phase began; 0: no step is open */
+    double now_part[DDP_PARTS]; /* of the open step */
     step_times *steps;
-    int64_t     n, room;
-    double      first_step_ms;
-    struct { char name[24]; double ms; } marks[MAX_MARKS];
-    int         n_marks;
+    int64_t n, room;
+    double first_step_ms;
+    struct {
+        char name[24];
+        double ms;
+    } marks[MAX_MARKS];
+    int n_marks;
 } st = {.first_step_ms = -1};
 
 double ddp_now(void) { return ddp__now(); }
@@ -59,7 +62,7 @@ void ddp_stats_step(void) {
     account(now);
     if (st.first_step_ms < 0) st.first_step_ms = 1e3 * (now - launched());
     if (st.n == st.room) {
-        int64_t     room = st.room ? 2 * st.room : 1024;
+        int64_t room = st.room ? 2 * st.room : 1024;
         step_times *s = realloc(st.steps, (size_t)room * sizeof *s);
         if (!s) return; /* the numbers stop, the training does not */
         st.steps = s;

@@ -1,4 +1,5 @@
-/* philox.c -- Philox 4x32-10, the counter-based generator (Salmon et al., SC 2011), and the generators drawn from it. */
+/* philox.c -- Philox 4x32-10, the counter-based generator (Salmon et al., SC 2011), and the generators drawn from it.
+ */
 #include <stdlib.h>
 
 #include "base.h"
@@ -22,7 +23,7 @@ void ddp__philox(uint64_t key, uint64_t lo, uint64_t hi, uint32_t out[4]) {
     out[3] = c3;
 }
 
-static ddp_generator                default_generator;
+static ddp_generator default_generator;
 static _Thread_local ddp_generator *current;
 
 void ddp_manual_seed(uint64_t seed) { default_generator = (ddp_generator){.key = seed}; }

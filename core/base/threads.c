@@ -21,7 +21,7 @@ static int cgroup_cores(void) {
     f = path[0] ? fopen(path, "re") : NULL;
     if (!f) return 0;
     long quota = 0, period = 0;
-    int  got = fscanf(f, "%ld %ld", &quota, &period);
+    int got = fscanf(f, "%ld %ld", &quota, &period);
     fclose(f);
     if (got != 2 || quota <= 0 || period <= 0) return 0;
     int cores = (int)(quota / period);
@@ -30,7 +30,7 @@ static int cgroup_cores(void) {
 
 int ddp__cores(void) {
     cpu_set_t set;
-    int       n = 1;
+    int n = 1;
     if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
     int quota = cgroup_cores();
     if (quota && quota < n) n = quota;

@@ -17,12 +17,14 @@ int ddp_set_solo(int on) {
 
 int ddp__job_ready(const char *what) {
     int st = ddp_init(NULL);
-    if (st == 0 && ddp__job.solo) st = ddp__fail(DDP_ESTATE, "%s: a collective inside rank0, where the other ranks do not come", what);
+    if (st == 0 && ddp__job.solo)
+        st = ddp__fail(DDP_ESTATE, "%s: a collective inside rank0, where the other ranks do not come", what);
     if (st == 0 && ddp__job.size > 1 && !ddp__job.comm) st = ddp__fail(DDP_ESTATE, "%s: after finish", what);
     return st;
 }
 
-/* ---- running one --------------------------------------------------------------------------------------------------- */
+/* ---- running one ---------------------------------------------------------------------------------------------------
+ */
 
 ddp_coll ddp__coll(ddp_coll_kind kind, const void *in, void *buf, int64_t count, ddp_dtype dtype, const char *name) {
     ddp_coll c = {.in = in, .buf = buf, .count = count, .dtype = dtype, .weight = 1, .deadline_s = ddp__job.timeout};
@@ -35,12 +37,12 @@ ddp_coll ddp__coll(ddp_coll_kind kind, const void *in, void *buf, int64_t count,
 
 int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
     const ddp_engine *e = ddp__job.engine;
-    ddp_req          *r = NULL;
+    ddp_req *r = NULL;
     coll->sig.reduce = coll->reduce;
     coll->sig.root = coll->root;
     memcpy(coll->sig.where, where, sizeof where);
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
-    int       st = e->post(ddp__job.comm, coll, &r);
+    int st = e->post(ddp__job.comm, coll, &r);
     ddp__phase_enter(phase);
     if (st < 0) return st;
     if (!req) return ddp__coll_wait(r, &coll->weight_sum);
@@ -50,21 +52,22 @@ int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
 
 int ddp__coll_wait(ddp_req *req, double *weight_sum) {
     const ddp_engine *e = ddp__job.engine;
-    ddp_phase         phase = ddp__phase_enter(DDP_PHASE_COMM);
-    int               st = e->wait(req);
+    ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
+    int st = e->wait(req);
     if (st == 0 && weight_sum && e->weight_sum) *weight_sum = e->weight_sum(req);
     e->req_free(req);
     ddp__phase_enter(phase);
     return st;
 }
 
-/* ---- tensors ------------------------------------------------------------------------------------------------------------ */
+/* ---- tensors
+ * ------------------------------------------------------------------------------------------------------------ */
 
 struct ddp_work {
-    ddp_req    *req;
-    ddp_tensor *t;      /* the user's */
-    ddp_tensor *dense;  /* what is reduced; t itself, or a dense copy that goes back */
-    int         status; /* after the end */
+    ddp_req *req;
+    ddp_tensor *t;     /* the user's */
+    ddp_tensor *dense; /* what is reduced; t itself, or a dense copy that goes back */
+    int status;        /* after the end */
 };
 
 static bool one_block(const ddp_tensor *t) { return ddp__meta_is_dense(&t->m); }
@@ -112,12 +115,14 @@ void ddp_work_free(ddp_work *w) {
 }
 
 /* In place on t: all_reduce or broadcast. */
-static int in_place(ddp_coll_kind kind, const char *what, ddp_tensor *t, int reduce, int root, const char *name, ddp_work **out) {
+static int in_place(ddp_coll_kind kind, const char *what, ddp_tensor *t, int reduce, int root, const char *name,
+                    ddp_work **out) {
     if (ddp__pending()) return ddp__pending();
     if (!t) return ddp__fail(DDP_ENULL, "%s: no tensor", what);
     int st = ddp__job_ready(what);
     if (st < 0) return st;
-    if (ddp__grad_on && ddp__wants_grad(t)) return ddp__fail(DDP_ESTATE, "%s: not differentiable; detach the tensor, or do it inside no_grad", what);
+    if (ddp__grad_on && ddp__wants_grad(t))
+        return ddp__fail(DDP_ESTATE, "%s: not differentiable; detach the tensor, or do it inside no_grad", what);
     ddp_work *w = calloc(1, sizeof *w);
     if (!w) return ddp__fail(DDP_ENOMEM, "%s: out of memory", what);
     w->t = ddp_retain(t);
@@ -140,8 +145,10 @@ static int in_place(ddp_coll_kind kind, const char *what, ddp_tensor *t, int red
 }
 
 static int check_op(const char *what, const ddp_tensor *t, int op) {
-    if (op < DDP_SUM || op > DDP_MAX) return ddp__fail(DDP_EINVAL, "%s: op %d, expected sum, mean, min or max", what, op);
-    if (t && op == DDP_MEAN && !ddp__is_float(t->m.dtype)) return ddp__fail(DDP_EDTYPE, "%s: the mean of %s; cast to f32, or sum", what, ddp_dtype_name(t->m.dtype));
+    if (op < DDP_SUM || op > DDP_MAX)
+        return ddp__fail(DDP_EINVAL, "%s: op %d, expected sum, mean, min or max", what, op);
+    if (t && op == DDP_MEAN && !ddp__is_float(t->m.dtype))
+        return ddp__fail(DDP_EDTYPE, "%s: the mean of %s; cast to f32, or sum", what, ddp_dtype_name(t->m.dtype));
     return 0;
 }
 
@@ -152,7 +159,8 @@ int ddp_all_reduce(ddp_tensor *t, int op, const char *name, ddp_work **work) {
 
 int ddp_broadcast(ddp_tensor *t, int root, const char *name, ddp_work **work) {
     if (ddp__pending()) return ddp__pending();
-    if (root < 0 || root >= ddp_world_size()) return ddp__fail(DDP_EINVAL, "broadcast: root %d in a world of %d", root, ddp_world_size());
+    if (root < 0 || root >= ddp_world_size())
+        return ddp__fail(DDP_EINVAL, "broadcast: root %d in a world of %d", root, ddp_world_size());
     return in_place(DDP_COLL_BROADCAST, "broadcast", t, 0, root, name, work);
 }
 
@@ -168,15 +176,17 @@ int ddp_barrier(void) {
 static int run_op(const ddp_call *c) {
     int st = ddp__job_ready(c->op->name);
     if (st < 0) return st;
-    if (c->op->id == DDP_OP_all_reduce_) return ddp_all_reduce(c->out[0], (int)((const ddp_all_reduce__attrs *)c->attrs)->op, NULL, NULL);
-    if (c->op->id == DDP_OP_broadcast_) return ddp_broadcast(c->out[0], (int)((const ddp_broadcast__attrs *)c->attrs)->root, NULL, NULL);
+    if (c->op->id == DDP_OP_all_reduce_)
+        return ddp_all_reduce(c->out[0], (int)((const ddp_all_reduce__attrs *)c->attrs)->op, NULL, NULL);
+    if (c->op->id == DDP_OP_broadcast_)
+        return ddp_broadcast(c->out[0], (int)((const ddp_broadcast__attrs *)c->attrs)->root, NULL, NULL);
     if (ddp__job.size == 1) {
         const ddp_kernel *k = ddp__pick_kernel(c);
         return k ? k->run(c) : ddp__pending();
     }
     ddp_tensor *in = ddp__meta_is_rowmajor(&c->in[0]->m) ? ddp_retain(c->in[0]) : ddp_keep(ddp_clone(c->in[0], 0));
     if (!in) return ddp__pending();
-    bool     gather = c->op->id == DDP_OP_all_gather;
+    bool gather = c->op->id == DDP_OP_all_gather;
     ddp_coll coll = ddp__coll(gather ? DDP_COLL_ALL_GATHER : DDP_COLL_REDUCE_SCATTER, ddp__ptr(in), ddp__ptr(c->out[0]),
                               gather ? in->numel : c->out[0]->numel, in->m.dtype, NULL);
     if (!gather) coll.reduce = (int)((const ddp_reduce_scatter_attrs *)c->attrs)->op;
@@ -187,16 +197,17 @@ static int run_op(const ddp_call *c) {
 
 __attribute__((constructor)) static void fill_slot(void) { ddp__slots.collective = run_op; }
 
-/* ---- bytes ----------------------------------------------------------------------------------------------------------------- */
+/* ---- bytes
+ * ----------------------------------------------------------------------------------------------------------------- */
 
 void ddp_bytes_free(void *p) { free(p); }
 
 static int broadcast_bytes(void **data, int64_t *n, int root, double deadline) {
     if (ddp__pending()) return ddp__pending();
     bool mine = ddp_rank() == root;
-    int  st = ddp__job_ready("broadcast_object");
+    int st = ddp__job_ready("broadcast_object");
     if (st < 0 || ddp__job.size == 1) return st;
-    int64_t  len = mine ? *n : 0;
+    int64_t len = mine ? *n : 0;
     ddp_coll c = ddp__coll(DDP_COLL_BROADCAST, NULL, &len, 1, DDP_I64, "object size");
     c.root = root;
     c.deadline_s = deadline;

@@ -6,14 +6,14 @@
 #include "engine.h"
 
 typedef struct ddp_job {
-    bool              initialized;
-    int               rank, size, local_rank, local_size;
-    double            timeout; /* seconds */
-    const ddp_engine *engine;  /* NULL in a world of one */
-    ddp_comm         *comm;
-    ddp_store        *store;
-    ddp_store_server *server;  /* of a world started by hand, on rank 0 */
-    bool              solo;    /* inside ddp.rank0: no collectives */
+    bool initialized;
+    int rank, size, local_rank, local_size;
+    double timeout;           /* seconds */
+    const ddp_engine *engine; /* NULL in a world of one */
+    ddp_comm *comm;
+    ddp_store *store;
+    ddp_store_server *server; /* of a world started by hand, on rank 0 */
+    bool solo;                /* inside ddp.rank0: no collectives */
 } ddp_job;
 DDP_LOCAL extern ddp_job ddp__job;
 
@@ -24,7 +24,8 @@ DDP_LOCAL int ddp__coll_run(ddp_coll *coll, ddp_req **req);
 /* Waits for a request, its time counted as exposed communication; frees it. */
 DDP_LOCAL int ddp__coll_wait(ddp_req *req, double *weight_sum);
 /* A coll on `count` elements at buf. */
-DDP_LOCAL ddp_coll ddp__coll(ddp_coll_kind kind, const void *in, void *buf, int64_t count, ddp_dtype dtype, const char *name);
+DDP_LOCAL ddp_coll ddp__coll(ddp_coll_kind kind, const void *in, void *buf, int64_t count, ddp_dtype dtype,
+                             const char *name);
 /* A line for the launcher ("joined", "finished", "error ..."); nothing without one. */
 DDP_LOCAL void ddp__tell_launcher(const char *line);
 

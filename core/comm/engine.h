@@ -10,25 +10,31 @@
 #include "store.h"
 
 typedef struct ddp_comm ddp_comm; /* an engine's own */
-typedef struct ddp_req  ddp_req;
+typedef struct ddp_req ddp_req;
 
 enum {
-    DDP_CAP_HOST = 1,           /* host memory */
-    DDP_CAP_DEVICE = 2,         /* device memory */
-    DDP_CAP_SELF_PROGRESS = 4,  /* goes on without test: overlap pays */
+    DDP_CAP_HOST = 1,          /* host memory */
+    DDP_CAP_DEVICE = 2,        /* device memory */
+    DDP_CAP_SELF_PROGRESS = 4, /* goes on without test: overlap pays */
     DDP_CAP_ABORTABLE = 8,
-    DDP_CAP_ALLOCATES = 16,     /* alloc gives memory that collectives need not copy */
-    DDP_CAP_WEIGHTED = 32       /* applies ddp_coll.weight itself, in the pass that adds */
+    DDP_CAP_ALLOCATES = 16, /* alloc gives memory that collectives need not copy */
+    DDP_CAP_WEIGHTED = 32   /* applies ddp_coll.weight itself, in the pass that adds */
 };
 
-typedef enum ddp_coll_kind { DDP_COLL_ALL_REDUCE, DDP_COLL_BROADCAST, DDP_COLL_ALL_GATHER, DDP_COLL_REDUCE_SCATTER, DDP_COLL_BARRIER } ddp_coll_kind;
+typedef enum ddp_coll_kind {
+    DDP_COLL_ALL_REDUCE,
+    DDP_COLL_BROADCAST,
+    DDP_COLL_ALL_GATHER,
+    DDP_COLL_REDUCE_SCATTER,
+    DDP_COLL_BARRIER
+} ddp_coll_kind;
 
 /* What each rank shows the others before data moves. Fixed size, compared byte for byte up to `name`'s end. */
 typedef struct ddp_signature {
     int32_t kind, reduce, root, dtype;
-    int64_t count;       /* elements of the input */
-    char    name[48];    /* bucket or the user's name, "" when none */
-    char    where[96];   /* the user's line; not compared */
+    int64_t count;  /* elements of the input */
+    char name[48];  /* bucket or the user's name, "" when none */
+    char where[96]; /* the user's line; not compared */
 } ddp_signature;
 
 /* One collective. Sizes in elements.
@@ -38,43 +44,44 @@ typedef struct ddp_signature {
  *   REDUCE_SCATTER  in[count * size] -> buf[count], the rank's part */
 typedef struct ddp_coll {
     ddp_signature sig;
-    const void   *in;
-    void         *buf;
-    int64_t       count;
-    ddp_dtype     dtype;
-    int           reduce; /* DDP_SUM, DDP_MEAN, DDP_MIN, DDP_MAX */
-    int           root;
-    double        weight; /* with CAP_WEIGHTED and MEAN: result = sum(w*x) / sum(w); 1 by default; 0: contributes nothing.
-                             With SUM: weight 0 contributes nothing. When all weights are 0 the result is 0. */
-    double        deadline_s; /* seconds a wait may last, from the moment it begins; <= 0: for ever */
-    double        weight_sum; /* [OUT] after completion: sum of weights of the ranks */
+    const void *in;
+    void *buf;
+    int64_t count;
+    ddp_dtype dtype;
+    int reduce; /* DDP_SUM, DDP_MEAN, DDP_MIN, DDP_MAX */
+    int root;
+    double weight;     /* with CAP_WEIGHTED and MEAN: result = sum(w*x) / sum(w); 1 by default; 0: contributes nothing.
+                          With SUM: weight 0 contributes nothing. When all weights are 0 the result is 0. */
+    double deadline_s; /* seconds a wait may last, from the moment it begins; <= 0: for ever */
+    double weight_sum; /* [OUT] after completion: sum of weights of the ranks */
 } ddp_coll;
 
 /* What an engine is given. */
 typedef struct ddp_boot {
-    int         rank, size;             /* of the world */
-    int         local_rank, local_size; /* of the host */
-    ddp_store  *store;
-    const char *prefix;                 /* for its keys in the store */
-    double      timeout;                /* seconds */
-    int         cores;                  /* usable by all local ranks together */
+    int rank, size;             /* of the world */
+    int local_rank, local_size; /* of the host */
+    ddp_store *store;
+    const char *prefix; /* for its keys in the store */
+    double timeout;     /* seconds */
+    int cores;          /* usable by all local ranks together */
 } ddp_boot;
 
 typedef struct ddp_engine {
-    unsigned    size; /* sizeof(ddp_engine) */
+    unsigned size; /* sizeof(ddp_engine) */
     const char *name;
-    unsigned    caps;
-    int  (*probe)(char *why, size_t n);                      /* 0 when usable; else why not. No side effects */
-    int  (*init)(ddp_comm **out, const ddp_boot *boot);      /* collective, obeys the timeout */
-    int  (*alloc)(ddp_comm *c, size_t bytes, void **out);    /* collective, same bytes on all ranks; bucket memory; zeroed */
+    unsigned caps;
+    int (*probe)(char *why, size_t n);                 /* 0 when usable; else why not. No side effects */
+    int (*init)(ddp_comm **out, const ddp_boot *boot); /* collective, obeys the timeout */
+    int (*alloc)(ddp_comm *c, size_t bytes,
+                 void **out); /* collective, same bytes on all ranks; bucket memory; zeroed */
     void (*dealloc)(ddp_comm *c, void *p);
-    int  (*post)(ddp_comm *c, const ddp_coll *coll, ddp_req **out); /* coll is copied; its buffers must stay */
-    int  (*test)(ddp_req *r);                                /* 1 done, 0 not yet, negative error; drives progress */
-    int  (*wait)(ddp_req *r);                                /* 0 or error: done, deadline or abort; errors name who is missing */
-    double (*weight_sum)(const ddp_req *r);                  /* of a finished one */
-    void (*req_free)(ddp_req *r);                            /* only after done or error */
-    int  (*health)(ddp_comm *c);                             /* 0, or the status that killed it; error text set */
-    void (*abort)(ddp_comm *c, const char *why);             /* from any thread, idempotent: wakes all ranks */
+    int (*post)(ddp_comm *c, const ddp_coll *coll, ddp_req **out); /* coll is copied; its buffers must stay */
+    int (*test)(ddp_req *r);                     /* 1 done, 0 not yet, negative error; drives progress */
+    int (*wait)(ddp_req *r);                     /* 0 or error: done, deadline or abort; errors name who is missing */
+    double (*weight_sum)(const ddp_req *r);      /* of a finished one */
+    void (*req_free)(ddp_req *r);                /* only after done or error */
+    int (*health)(ddp_comm *c);                  /* 0, or the status that killed it; error text set */
+    void (*abort)(ddp_comm *c, const char *why); /* from any thread, idempotent: wakes all ranks */
     void (*destroy)(ddp_comm *c, int graceful);
 } ddp_engine;
 

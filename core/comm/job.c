@@ -11,7 +11,8 @@ ddp_job ddp__job = {.size = 1, .local_size = 1};
 
 enum { DEFAULT_TIMEOUT = 600, MAX_RANKS = 1 << 20 };
 
-/* ---- the environment ------------------------------------------------------------------------------------------------ */
+/* ---- the environment ------------------------------------------------------------------------------------------------
+ */
 
 /* A whole number in [lo, hi] from the environment; `missing` when unset. A status. */
 static int env_int(const char *name, int missing, int lo, int hi, int *out) {
@@ -21,7 +22,8 @@ static int env_int(const char *name, int missing, int lo, int hi, int *out) {
     char *end;
     errno = 0;
     long v = strtol(s, &end, 10);
-    if (errno || *end || v < lo || v > hi) return ddp__fail(DDP_EINVAL, "init: %s is \"%s\", expected a whole number from %d to %d", name, s, lo, hi);
+    if (errno || *end || v < lo || v > hi)
+        return ddp__fail(DDP_EINVAL, "init: %s is \"%s\", expected a whole number from %d to %d", name, s, lo, hi);
     *out = (int)v;
     return 0;
 }
@@ -54,7 +56,8 @@ int ddp_num_threads(void) {
     return n;
 }
 
-/* ---- the launcher ---------------------------------------------------------------------------------------------------- */
+/* ---- the launcher
+ * ---------------------------------------------------------------------------------------------------- */
 
 void ddp__tell_launcher(const char *line) {
     int fd = from_env("DDP_STATUS_FD", -1);
@@ -85,17 +88,24 @@ int ddp_report_send(const char *json) {
     return 0;
 }
 
-/* ---- joining -------------------------------------------------------------------------------------------------------------- */
+/* ---- joining
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static int read_env(ddp_job *j, const ddp_init_opts *opts) {
     int st;
-    if ((st = env_int("WORLD_SIZE", 1, 1, MAX_RANKS, &j->size)) < 0 || (st = env_int("RANK", 0, 0, MAX_RANKS, &j->rank)) < 0) return st;
-    if (j->size > 1 && !getenv("RANK")) return ddp__fail(DDP_EINVAL, "init: WORLD_SIZE is %d but RANK is not set", j->size);
-    if (j->rank >= j->size) return ddp__fail(DDP_EINVAL, "init: RANK is %d in a world of %d; ranks count from 0", j->rank, j->size);
+    if ((st = env_int("WORLD_SIZE", 1, 1, MAX_RANKS, &j->size)) < 0 ||
+        (st = env_int("RANK", 0, 0, MAX_RANKS, &j->rank)) < 0)
+        return st;
+    if (j->size > 1 && !getenv("RANK"))
+        return ddp__fail(DDP_EINVAL, "init: WORLD_SIZE is %d but RANK is not set", j->size);
+    if (j->rank >= j->size)
+        return ddp__fail(DDP_EINVAL, "init: RANK is %d in a world of %d; ranks count from 0", j->rank, j->size);
     if ((st = env_int("LOCAL_RANK", j->rank, 0, MAX_RANKS, &j->local_rank)) < 0) return st;
     if ((st = env_int("LOCAL_WORLD_SIZE", j->size, 1, MAX_RANKS, &j->local_size)) < 0) return st;
     const char *t = getenv("DDP_TIMEOUT");
-    j->timeout = opts && opts->size >= sizeof *opts && opts->timeout > 0 ? opts->timeout : t && atof(t) > 0 ? atof(t) : DEFAULT_TIMEOUT;
+    j->timeout = opts && opts->size >= sizeof *opts && opts->timeout > 0 ? opts->timeout
+                 : t && atof(t) > 0                                      ? atof(t)
+                                                                         : DEFAULT_TIMEOUT;
     return 0;
 }
 
@@ -104,14 +114,15 @@ static int pick_engine(const ddp_init_opts *opts, const ddp_engine **out) {
     if (!name || !*name || strcmp(name, "auto") == 0 || strcmp(name, "shm") == 0) *out = &ddp__engine_shm;
     else return ddp__fail(DDP_EINVAL, "init: engine \"%s\" is not built yet, expected auto or shm", name);
     char why[256] = "";
-    if ((*out)->probe && (*out)->probe(why, sizeof why) != 0) return ddp__fail(DDP_ENOSUP, "init: engine %s cannot work here: %s", (*out)->name, why);
+    if ((*out)->probe && (*out)->probe(why, sizeof why) != 0)
+        return ddp__fail(DDP_ENOSUP, "init: engine %s cannot work here: %s", (*out)->name, why);
     return 0;
 }
 
 /* Opens the store: the launcher's, or in a world started by hand the one that rank 0 serves. */
 static int open_store(ddp_job *j, double deadline) {
     const char *host = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"), *by = getenv("DDP_STORE");
-    int         port;
+    int port;
     if (!host || !*host) host = "127.0.0.1";
     if (!port_text) return ddp__fail(DDP_EINVAL, "init: WORLD_SIZE is %d but MASTER_PORT is not set", j->size);
     int st = env_int("MASTER_PORT", 0, 1, 65535, &port);
@@ -119,7 +130,7 @@ static int open_store(ddp_job *j, double deadline) {
     bool launcher = by && strcmp(by, "launcher") == 0;
     if (!launcher && j->rank == 0) {
         bool local = strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0;
-        int  fd = ddp__store_listen(!local, &port);
+        int fd = ddp__store_listen(!local, &port);
         if (fd < 0 || !(j->server = ddp__store_serve(fd))) return ddp__pending();
     }
     j->store = ddp__store_connect(host, port, deadline);
@@ -131,12 +142,19 @@ int ddp_init(const ddp_init_opts *opts) {
     if (ddp__pending()) return ddp__pending();
     if (j->initialized) return 0;
     ddp_job fresh = {.size = 1, .local_size = 1};
-    int     st = read_env(&fresh, opts);
+    int st = read_env(&fresh, opts);
     if (st < 0) return st;
     if (fresh.size > 1) {
-        if ((st = pick_engine(opts, &fresh.engine)) < 0 || (st = open_store(&fresh, ddp__now() + fresh.timeout)) < 0) goto fail;
-        ddp_boot boot = {.rank = fresh.rank, .size = fresh.size, .local_rank = fresh.local_rank, .local_size = fresh.local_size,
-                         .store = fresh.store, .prefix = "world", .timeout = fresh.timeout, .cores = ddp__cores()};
+        if ((st = pick_engine(opts, &fresh.engine)) < 0 || (st = open_store(&fresh, ddp__now() + fresh.timeout)) < 0)
+            goto fail;
+        ddp_boot boot = {.rank = fresh.rank,
+                         .size = fresh.size,
+                         .local_rank = fresh.local_rank,
+                         .local_size = fresh.local_size,
+                         .store = fresh.store,
+                         .prefix = "world",
+                         .timeout = fresh.timeout,
+                         .cores = ddp__cores()};
         if ((st = fresh.engine->init(&fresh.comm, &boot)) < 0) goto fail;
     }
     fresh.initialized = true;

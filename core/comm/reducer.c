@@ -14,38 +14,39 @@
 
 typedef struct slot { /* of one parameter */
     ddp_reducer *reducer;
-    ddp_tensor  *param; /* owned */
-    ddp_tensor  *view;  /* owned; its gradient's place in the bucket */
-    int          bucket, index; /* which bucket, which place in it */
-    bool         ready;   /* whole in this backward */
-    bool         reduced; /* holds a reduced gradient, not added to since */
-    bool         touched; /* by some rank, in the last reduction */
+    ddp_tensor *param; /* owned */
+    ddp_tensor *view;  /* owned; its gradient's place in the bucket */
+    int bucket, index; /* which bucket, which place in it */
+    bool ready;        /* whole in this backward */
+    bool reduced;      /* holds a reduced gradient, not added to since */
+    bool touched;      /* by some rank, in the last reduction */
 } slot;
 
 typedef struct bucket {
-    void     *mem;
-    int64_t   count; /* elements, with the tail of touched numbers */
-    int64_t   tail;  /* where that begins */
+    void *mem;
+    int64_t count; /* elements, with the tail of touched numbers */
+    int64_t tail;  /* where that begins */
     ddp_dtype dtype;
-    int       n, n_ready;
-    slot    **slots; /* [n] */
-    ddp_req  *req;   /* posted and not yet waited for */
+    int n, n_ready;
+    slot **slots; /* [n] */
+    ddp_req *req; /* posted and not yet waited for */
 } bucket;
 
 struct ddp_reducer {
-    slot        *slots; /* [n], in the order of parameters */
-    int          n;
-    bucket      *buckets;
-    int          n_buckets, n_posted;
-    int          reduce; /* DDP_MEAN or DDP_SUM */
-    bool         weighted, sync, active; /* active: gradients came in this backward, or were left by no_sync */
-    bool         unreduced;
+    slot *slots; /* [n], in the order of parameters */
+    int n;
+    bucket *buckets;
+    int n_buckets, n_posted;
+    int reduce;                  /* DDP_MEAN or DDP_SUM */
+    bool weighted, sync, active; /* active: gradients came in this backward, or were left by no_sync */
+    bool unreduced;
     ddp_reducer *next; /* of all reducers */
 };
 
 static ddp_reducer *all_reducers;
 
-/* ---- gradients come in ---------------------------------------------------------------------------------------------- */
+/* ---- gradients come in ----------------------------------------------------------------------------------------------
+ */
 
 static int coll_of(ddp_reducer *r, int k, double weight, ddp_coll *c) {
     char name[48];
@@ -63,7 +64,7 @@ static void *element(const bucket *b, int64_t i) { return (char *)b->mem + i * d
 static void close_bucket(bucket *b, double weight) {
     for (int i = 0; i < b->n; i++) {
         slot *s = b->slots[i];
-        bool  has = s->param->grad != NULL && weight != 0;
+        bool has = s->param->grad != NULL && weight != 0;
         if (!has) memset(ddp__ptr(s->view), 0, (size_t)s->view->numel * ddp__dtype_bytes[b->dtype]);
         ddp__store(b->dtype, b->mem, b->tail + i, has ? 1 : 0);
     }
@@ -85,15 +86,15 @@ static int post_ready(ddp_reducer *r, double weight, bool all) {
 
 static int divide_by_world(ddp_tensor *g) {
     ddp_tensor *world = ddp_keep(ddp_scalar(ddp__job.size));
-    int         st = ddp_div_(g, world);
+    int st = ddp_div_(g, world);
     ddp_release(world);
     return st;
 }
 
 static int accumulate(ddp_tensor *leaf, ddp_tensor *grad, double weight) {
-    slot        *s = leaf->leaf->bucket_slot;
+    slot *s = leaf->leaf->bucket_slot;
     ddp_reducer *r = s->reducer;
-    int          st;
+    int st;
     if (!leaf->grad) {
         st = ddp_copy_(s->view, grad);
         if (st == 0) leaf->grad = ddp_retain(s->view);
@@ -122,12 +123,13 @@ static int accumulate(ddp_tensor *leaf, ddp_tensor *grad, double weight) {
     return st < 0 ? st : 0;
 }
 
-/* ---- the end of a backward ----------------------------------------------------------------------------------------------- */
+/* ---- the end of a backward
+ * ----------------------------------------------------------------------------------------------- */
 
 /* Gradients of parameters that some rank touched appear on every rank; of the others there are none. */
 static void take_results(ddp_reducer *r) {
     for (int i = 0; i < r->n; i++) {
-        slot   *s = &r->slots[i];
+        slot *s = &r->slots[i];
         bucket *b = &r->buckets[s->bucket];
         s->touched = ddp__load(b->dtype, b->mem, b->tail + s->index) > 0;
         s->ready = false;
@@ -167,7 +169,7 @@ static int backward_end(double weight) {
 
 static int set_grad(ddp_tensor *leaf, ddp_tensor *grad) {
     slot *s = leaf->leaf->bucket_slot;
-    int   st = 0;
+    int st = 0;
     if (grad && grad != s->view) {
         int mode = ddp_set_grad_mode(0);
         st = ddp_copy_(s->view, grad);
@@ -212,12 +214,13 @@ int ddp_reducer_touched(const ddp_reducer *r, int i) {
     return r->n_buckets ? r->slots[i].touched : r->slots[i].param->grad != NULL;
 }
 
-/* ---- construction ----------------------------------------------------------------------------------------------------------- */
+/* ---- construction
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* "w f32 [3,4]" a line: what all ranks must agree on. The caller frees. */
 static char *describe(ddp_tensor *const *params, int n, const char *const *names) {
     size_t room = 256 * (size_t)n + 64, at = 0;
-    char  *text = malloc(room);
+    char *text = malloc(room);
     if (!text) {
         ddp__fail(DDP_ENOMEM, "reducer: out of memory");
         return NULL;
@@ -226,7 +229,8 @@ static char *describe(ddp_tensor *const *params, int n, const char *const *names
     for (int i = 0; i < n; i++) {
         char number[24];
         snprintf(number, sizeof number, "parameter %d", i + 1);
-        at += (size_t)snprintf(text + at, room - at, "%.80s %s %s\n", names ? names[i] : number, ddp_dtype_name(params[i]->m.dtype), DDP_SHAPE_TEXT(&params[i]->m));
+        at += (size_t)snprintf(text + at, room - at, "%.80s %s %s\n", names ? names[i] : number,
+                               ddp_dtype_name(params[i]->m.dtype), DDP_SHAPE_TEXT(&params[i]->m));
     }
     return text;
 }
@@ -236,7 +240,8 @@ static bool first_difference(const char *mine, const char *theirs, char *out, si
     for (int line = 1; *mine || *theirs; line++) {
         size_t a = strcspn(mine, "\n"), b = strcspn(theirs, "\n");
         if (a != b || memcmp(mine, theirs, a) != 0) {
-            snprintf(out, n, "parameter %d is %.*s on rank %d, %.*s on rank 0", line, a ? (int)a : 7, a ? mine : "missing", ddp__job.rank, b ? (int)b : 7, b ? theirs : "missing");
+            snprintf(out, n, "parameter %d is %.*s on rank %d, %.*s on rank 0", line, a ? (int)a : 7,
+                     a ? mine : "missing", ddp__job.rank, b ? (int)b : 7, b ? theirs : "missing");
             return true;
         }
         mine += a + (mine[a] != 0);
@@ -248,8 +253,8 @@ static bool first_difference(const char *mine, const char *theirs, char *out, si
 static int compare_models(ddp_tensor *const *params, int n, const char *const *names) {
     char *mine = describe(params, n, names), diff[512] = "";
     if (!mine) return ddp__pending();
-    int     st, size = ddp__job.size;
-    void   *data = mine, *all = NULL;
+    int st, size = ddp__job.size;
+    void *data = mine, *all = NULL;
     int64_t len = (int64_t)strlen(mine), *lens = calloc((size_t)size, sizeof *lens);
     if (!lens) {
         st = ddp__fail(DDP_ENOMEM, "reducer: out of memory");
@@ -275,7 +280,7 @@ static int fill_bucket(ddp_reducer *r, int i, size_t limit, bucket *b) {
     if (!b->slots) return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
     b->dtype = r->slots[i].param->m.dtype;
     for (; i >= 0; i--) {
-        slot  *s = &r->slots[i];
+        slot *s = &r->slots[i];
         size_t bytes = (size_t)(b->count + s->param->numel) * ddp__dtype_bytes[b->dtype];
         if (s->param->m.dtype != b->dtype || (b->n && bytes > limit)) break;
         s->bucket = r->n_buckets;
@@ -291,7 +296,7 @@ static int fill_bucket(ddp_reducer *r, int i, size_t limit, bucket *b) {
 static int make_views(bucket *b) {
     int64_t at = 0;
     for (int i = 0; i < b->n; i++) {
-        slot    *s = b->slots[i];
+        slot *s = b->slots[i];
         ddp_meta m = s->param->m;
         if (!ddp__meta_is_dense(&m)) ddp__meta_rowmajor(&m);
         s->view = ddp_keep(ddp_from_blob(element(b, at), m.ndim, m.size, m.stride, (int)b->dtype, DDP_CPU, NULL, NULL));
@@ -331,7 +336,9 @@ int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *op
     int st = ddp__job_ready("reducer");
     if (st < 0) return st;
     for (int i = 0; i < n; i++)
-        if (!params[i] || params[i]->node) return ddp__fail(DDP_EINVAL, "reducer: parameter %d is %s", i + 1, params[i] ? "a result of ops, not a leaf" : "missing");
+        if (!params[i] || params[i]->node)
+            return ddp__fail(DDP_EINVAL, "reducer: parameter %d is %s", i + 1,
+                             params[i] ? "a result of ops, not a leaf" : "missing");
     ddp_reducer *r = calloc(1, sizeof *r);
     if (!r || !(r->slots = calloc((size_t)n + 1, sizeof *r->slots))) {
         free(r);

@@ -9,7 +9,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- segments -------------------------------------------------------------------------------------------------------- */
+/* ---- segments
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void *map_fd(int fd, size_t bytes) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -23,9 +24,9 @@ static void *map_fd(int fd, size_t bytes) {
 
 /* Rank 0 makes a segment and tells the others where under `key`; all map it. */
 static void *shared_segment(ddp_store *store, const char *key, int rank, size_t bytes, double timeout) {
-    char  where[64], path[96];
+    char where[64], path[96];
     void *p = NULL;
-    int   fd;
+    int fd;
     if (rank == 0) {
         fd = memfd_create("ddp", MFD_CLOEXEC);
         if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
@@ -37,7 +38,7 @@ static void *shared_segment(ddp_store *store, const char *key, int rank, size_t 
         if (p && ddp__store_set(store, key, where, strlen(where) + 1) < 0) p = NULL;
         return p; /* fd stays open: the others open it through this process, whenever they come */
     }
-    void  *value = NULL;
+    void *value = NULL;
     size_t n;
     if (ddp__store_get(store, key, ddp__now() + timeout, &value, &n) < 0) return NULL;
     int pid = 0, their_fd = -1;
@@ -55,11 +56,12 @@ done:
     return p;
 }
 
-/* ---- joining ------------------------------------------------------------------------------------------------------------- */
+/* ---- joining
+ * ------------------------------------------------------------------------------------------------------------- */
 
 /* Every rank says that it is here and what world it thinks it is in; then all look at all. */
 static int roll_call(const ddp_boot *b) {
-    char    key[128], mine[64];
+    char key[128], mine[64];
     int64_t times;
     snprintf(key, sizeof key, "%s/count/%d", b->prefix, b->rank);
     if (ddp__store_add(b->store, key, 1, &times) < 0) return ddp__pending();
@@ -68,25 +70,30 @@ static int roll_call(const ddp_boot *b) {
     snprintf(mine, sizeof mine, "%d", b->size);
     if (ddp__store_set(b->store, key, mine, strlen(mine) + 1) < 0) return ddp__pending();
     double deadline = ddp__now() + b->timeout;
-    char   missing[256] = "";
+    char missing[256] = "";
     size_t at = 0;
-    int    n = 0;
+    int n = 0;
     for (int r = 0; r < b->size; r++) {
-        void  *value = NULL;
+        void *value = NULL;
         size_t len;
         snprintf(key, sizeof key, "%s/rank/%d", b->prefix, r);
         if (ddp__store_get(b->store, key, n ? ddp__now() : deadline, &value, &len) < 0) {
             if (ddp__pending() != DDP_ETIMEOUT) return ddp__pending();
             ddp_error_take(NULL);
-            if (at < sizeof missing) at += (size_t)snprintf(missing + at, sizeof missing - at, "%s%d", n ? ", " : "", r);
+            if (at < sizeof missing)
+                at += (size_t)snprintf(missing + at, sizeof missing - at, "%s%d", n ? ", " : "", r);
             n++;
             continue;
         }
         int theirs = atoi(value);
         free(value);
-        if (theirs != b->size) return ddp__fail(DDP_EMISMATCH, "init: rank %d is in a world of %d, rank %d in one of %d", r, theirs, b->rank, b->size);
+        if (theirs != b->size)
+            return ddp__fail(DDP_EMISMATCH, "init: rank %d is in a world of %d, rank %d in one of %d", r, theirs,
+                             b->rank, b->size);
     }
-    if (n) return ddp__fail(DDP_ETIMEOUT, "init: missing: rank%s %s of %d, after %.1f s", n == 1 ? "" : "s", missing, b->size, b->timeout);
+    if (n)
+        return ddp__fail(DDP_ETIMEOUT, "init: missing: rank%s %s of %d, after %.1f s", n == 1 ? "" : "s", missing,
+                         b->size, b->timeout);
     return 0;
 }
 
@@ -96,8 +103,11 @@ static double delay_from_env(void) {
 }
 
 static int shm_init(ddp_comm **out, const ddp_boot *b) {
-    if (b->size > SHM_MAX_RANKS) return ddp__fail(DDP_EINVAL, "shm: %d ranks on one host, at most %d", b->size, SHM_MAX_RANKS);
-    if (b->local_size != b->size) return ddp__fail(DDP_ENOSUP, "shm: %d of %d ranks are on this host; several hosts are not built yet", b->local_size, b->size);
+    if (b->size > SHM_MAX_RANKS)
+        return ddp__fail(DDP_EINVAL, "shm: %d ranks on one host, at most %d", b->size, SHM_MAX_RANKS);
+    if (b->local_size != b->size)
+        return ddp__fail(DDP_ENOSUP, "shm: %d of %d ranks are on this host; several hosts are not built yet",
+                         b->local_size, b->size);
     int st = roll_call(b);
     if (st < 0) return st;
     ddp_comm *c = calloc(1, sizeof *c);
@@ -106,7 +116,9 @@ static int shm_init(ddp_comm **out, const ddp_boot *b) {
     c->size = b->size;
     c->timeout = b->timeout;
     c->store = b->store;
-    c->spin = b->cores >= b->local_size ? 4000 : 0; /* about 50 us; with fewer cores than ranks a spinner keeps its peer from running */
+    c->spin = b->cores >= b->local_size
+                  ? 4000
+                  : 0; /* about 50 us; with fewer cores than ranks a spinner keeps its peer from running */
     c->delay = delay_from_env();
     snprintf(c->prefix, sizeof c->prefix, "%s", b->prefix);
     size_t head = (sizeof(shm_control) + 4095) & ~(size_t)4095;
@@ -143,14 +155,16 @@ static void shm_destroy(ddp_comm *c, int graceful) {
     free(c);
 }
 
-/* ---- bucket memory ----------------------------------------------------------------------------------------------------------- */
+/* ---- bucket memory
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static int shm_alloc(ddp_comm *c, size_t bytes, void **out) {
     int st = shm_health(c);
     if (st < 0) return st;
-    if (c->n_segments == SHM_MAX_SEGMENTS) return ddp__fail(DDP_ENOMEM, "shm: %d segments, the most there are", SHM_MAX_SEGMENTS);
+    if (c->n_segments == SHM_MAX_SEGMENTS)
+        return ddp__fail(DDP_ENOMEM, "shm: %d segments, the most there are", SHM_MAX_SEGMENTS);
     shm_segment g = {.part = (bytes + 4095) & ~(size_t)4095};
-    char        key[128];
+    char key[128];
     snprintf(key, sizeof key, "%s/segment/%d", c->prefix, c->n_segments);
     g.base = shared_segment(c->store, key, c->rank, g.part * (size_t)c->size, c->timeout);
     if (!g.base) return ddp__pending();
@@ -168,7 +182,9 @@ static void shm_dealloc(ddp_comm *c, void *p) {
     }
 }
 
-/* ---- requests ------------------------------------------------------------------------------------------------------------------- */
+/* ---- requests
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 static int shm_post(ddp_comm *c, const ddp_coll *coll, ddp_req **out) {
     int st = shm_health(c);

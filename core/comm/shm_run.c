@@ -14,7 +14,8 @@
 
 #include "shm.h"
 
-/* ---- death ---------------------------------------------------------------------------------------------------------- */
+/* ---- death ----------------------------------------------------------------------------------------------------------
+ */
 
 int shm_die(ddp_comm *c, int status, const char *fmt, ...) {
     if (!c->status) {
@@ -41,7 +42,8 @@ static void wake(shm_rank *r) {
 void shm_ring(ddp_comm *c) {
     atomic_thread_fence(memory_order_seq_cst); /* the change before the look at who waits */
     for (int r = 0; r < c->size; r++)
-        if (r != c->rank && atomic_load_explicit(&c->ctl->rank[r].waiting, memory_order_relaxed)) wake(&c->ctl->rank[r]);
+        if (r != c->rank && atomic_load_explicit(&c->ctl->rank[r].waiting, memory_order_relaxed))
+            wake(&c->ctl->rank[r]);
 }
 
 void shm_abort(ddp_comm *c, const char *why) {
@@ -53,15 +55,18 @@ void shm_abort(ddp_comm *c, const char *why) {
     for (int r = 0; r < c->size; r++) wake(&c->ctl->rank[r]);
 }
 
-/* ---- progress ----------------------------------------------------------------------------------------------------------- */
+/* ---- progress
+ * ----------------------------------------------------------------------------------------------------------- */
 
-static bool reached(const atomic_uint *counter, uint32_t v) { return (int32_t)(atomic_load_explicit(counter, memory_order_acquire) - v) >= 0; }
+static bool reached(const atomic_uint *counter, uint32_t v) {
+    return (int32_t)(atomic_load_explicit(counter, memory_order_acquire) - v) >= 0;
+}
 
-#define ALL_REACHED(name, counter)                                               \
-    static bool name(const ddp_comm *c, uint32_t v) {                            \
-        for (int r = 0; r < c->size; r++)                                        \
-            if (!reached(&c->ctl->rank[r].counter, v)) return false;             \
-        return true;                                                             \
+#define ALL_REACHED(name, counter)                                   \
+    static bool name(const ddp_comm *c, uint32_t v) {                \
+        for (int r = 0; r < c->size; r++)                            \
+            if (!reached(&c->ctl->rank[r].counter, v)) return false; \
+        return true;                                                 \
     }
 ALL_REACHED(all_posted, posted)
 ALL_REACHED(all_shared, shared)
@@ -87,7 +92,7 @@ static int find_segment(const ddp_comm *c, const void *p, size_t bytes, int64_t 
 static bool publish(ddp_comm *c, ddp_req *r) {
     if (r->seq > SHM_RING && !all_shared(c, r->seq - SHM_RING)) return false;
     shm_entry *e = entry(c, c->rank, r->seq);
-    size_t     bytes = (size_t)r->coll.count * ddp__dtype_bytes[r->coll.dtype];
+    size_t bytes = (size_t)r->coll.count * ddp__dtype_bytes[r->coll.dtype];
     e->sig = r->coll.sig;
     e->weight = r->coll.weight;
     e->segment = r->coll.sig.kind == DDP_COLL_ALL_REDUCE ? find_segment(c, r->coll.buf, bytes, &e->offset) : -1;
@@ -106,9 +111,10 @@ static int compare(ddp_comm *c, ddp_req *r) {
         const shm_entry *e = entry(c, p, r->seq);
         if (!ddp__signature_equal(&e->sig, &mine->sig)) {
             char a[256], b[256];
-            int  lo = p < c->rank ? p : c->rank, hi = p < c->rank ? c->rank : p;
-            return shm_die(c, DDP_EMISMATCH, "the ranks differ at collective %u: rank %d calls %s; rank %d calls %s", r->seq, lo,
-                           ddp__signature_text(&entry(c, lo, r->seq)->sig, a, sizeof a), hi, ddp__signature_text(&entry(c, hi, r->seq)->sig, b, sizeof b));
+            int lo = p < c->rank ? p : c->rank, hi = p < c->rank ? c->rank : p;
+            return shm_die(c, DDP_EMISMATCH, "the ranks differ at collective %u: rank %d calls %s; rank %d calls %s",
+                           r->seq, lo, ddp__signature_text(&entry(c, lo, r->seq)->sig, a, sizeof a), hi,
+                           ddp__signature_text(&entry(c, hi, r->seq)->sig, b, sizeof b));
         }
         in_place &= e->segment == mine->segment && e->offset == mine->offset;
         r->weight_sum += e->weight;
@@ -126,14 +132,14 @@ static int compare(ddp_comm *c, ddp_req *r) {
 
 /* My share of a bucket: all copies in, the result into all of them. */
 static void reduce_share(ddp_comm *c, ddp_req *r) {
-    const shm_entry   *mine = entry(c, c->rank, r->seq);
+    const shm_entry *mine = entry(c, c->rank, r->seq);
     const shm_segment *g = &c->segments[mine->segment];
     int64_t size = ddp__dtype_bytes[r->coll.dtype], line = 64 / size;
     int64_t share = ((r->coll.count + c->size - 1) / c->size + line - 1) / line * line;
     int64_t lo = share * c->rank, hi = lo + share;
     if (hi > r->coll.count) hi = r->coll.count;
     if (lo >= hi) return;
-    void  *parts[SHM_MAX_RANKS];
+    void *parts[SHM_MAX_RANKS];
     double weights[SHM_MAX_RANKS];
     for (int p = 0; p < c->size; p++) {
         parts[p] = g->base + g->part * (size_t)p + mine->offset + lo * size;
@@ -142,7 +148,9 @@ static void reduce_share(ddp_comm *c, ddp_req *r) {
     shm_reduce(r->coll.dtype, r->coll.reduce, c->size, (const void *const *)parts, weights, c->size, parts, hi - lo);
 }
 
-static char *slot(const ddp_comm *c, int rank, uint32_t chunk) { return c->slots + ((size_t)rank * 2 + chunk % 2) * SHM_CHUNK; }
+static char *slot(const ddp_comm *c, int rank, uint32_t chunk) {
+    return c->slots + ((size_t)rank * 2 + chunk % 2) * SHM_CHUNK;
+}
 
 static void copy_in(ddp_comm *c, ddp_req *r) {
     const ddp_coll *k = &r->coll;
@@ -165,7 +173,7 @@ static void read_reduced(ddp_comm *c, ddp_req *r, const char *const *slots, int6
         if (lo >= hi) return;
     }
     const void *in[SHM_MAX_RANKS];
-    double      weights[SHM_MAX_RANKS];
+    double weights[SHM_MAX_RANKS];
     for (int p = 0; p < c->size; p++) {
         in[p] = slots[p] + (lo - at) * size;
         weights[p] = entry(c, p, r->seq)->weight;
@@ -176,7 +184,7 @@ static void read_reduced(ddp_comm *c, ddp_req *r, const char *const *slots, int6
 
 static void read_chunk(ddp_comm *c, ddp_req *r) {
     const ddp_coll *k = &r->coll;
-    const char     *slots[SHM_MAX_RANKS];
+    const char *slots[SHM_MAX_RANKS];
     int64_t size = ddp__dtype_bytes[k->dtype], at = r->chunk * r->chunk_elems;
     int64_t n = (k->sig.kind == DDP_COLL_REDUCE_SCATTER ? k->count * c->size : k->count) - at;
     if (n > r->chunk_elems) n = r->chunk_elems;
@@ -186,7 +194,8 @@ static void read_chunk(ddp_comm *c, ddp_req *r) {
             if (k->root != c->rank) memcpy((char *)k->buf + at * size, slots[k->root], (size_t)(n * size));
             break;
         case DDP_COLL_ALL_GATHER:
-            for (int p = 0; p < c->size; p++) memcpy((char *)k->buf + (p * k->count + at) * size, slots[p], (size_t)(n * size));
+            for (int p = 0; p < c->size; p++)
+                memcpy((char *)k->buf + (p * k->count + at) * size, slots[p], (size_t)(n * size));
             break;
         case DDP_COLL_ALL_REDUCE:
         case DDP_COLL_REDUCE_SCATTER: read_reduced(c, r, slots, at, n); break;
@@ -202,7 +211,7 @@ static void count(ddp_comm *c, atomic_uint *counter, uint32_t v) {
 /* One step of a request; false when it must wait for others. */
 static bool step(ddp_comm *c, ddp_req *r, int *st) {
     shm_rank *me = &c->ctl->rank[c->rank];
-    uint32_t  chunk = r->base + (uint32_t)r->chunk;
+    uint32_t chunk = r->base + (uint32_t)r->chunk;
     switch (r->state) {
         case SHM_WAIT_POSTED:
             if ((!r->published && !publish(c, r)) || !all_posted(c, r->seq)) return false;
@@ -240,11 +249,13 @@ static bool step(ddp_comm *c, ddp_req *r, int *st) {
 }
 
 int shm_progress(ddp_comm *c) {
-    for (ddp_req *r = c->head; r && (r->published || publish(c, r)); r = r->next) {}
+    for (ddp_req *r = c->head; r && (r->published || publish(c, r)); r = r->next) {
+    }
     while (c->head) {
         ddp_req *r = c->head;
-        int      st = 0;
-        while (r->state != SHM_DONE && step(c, r, &st)) {}
+        int st = 0;
+        while (r->state != SHM_DONE && step(c, r, &st)) {
+        }
         if (st < 0) return st;
         if (r->state != SHM_DONE) return 0;
         if (c->delay > 0) {
@@ -257,7 +268,8 @@ int shm_progress(ddp_comm *c) {
     return 0;
 }
 
-/* ---- waiting ----------------------------------------------------------------------------------------------------------------- */
+/* ---- waiting
+ * ----------------------------------------------------------------------------------------------------------------- */
 
 /* Ended, or a zombie whose parent has not looked yet. */
 static bool is_gone(int pid) {
@@ -291,9 +303,11 @@ static int check_peers(ddp_comm *c, const ddp_req *r, bool ask) {
         shm_rank *k = &c->ctl->rank[p];
         if (p == c->rank || !behind(c, r, p)) continue;
         ddp__signature_text(&r->coll.sig, what, sizeof what);
-        if (atomic_load(&k->left)) return shm_die(c, DDP_EPEER, "peer: rank %d left while rank %d waits in #%u %s", p, c->rank, r->seq, what);
+        if (atomic_load(&k->left))
+            return shm_die(c, DDP_EPEER, "peer: rank %d left while rank %d waits in #%u %s", p, c->rank, r->seq, what);
         if (ask && is_gone(atomic_load(&k->pid)))
-            return shm_die(c, DDP_EPEER, "peer: rank %d (process %d) is gone while rank %d waits in #%u %s", p, atomic_load(&k->pid), c->rank, r->seq, what);
+            return shm_die(c, DDP_EPEER, "peer: rank %d (process %d) is gone while rank %d waits in #%u %s", p,
+                           atomic_load(&k->pid), c->rank, r->seq, what);
     }
     return 0;
 }
@@ -301,14 +315,15 @@ static int check_peers(ddp_comm *c, const ddp_req *r, bool ask) {
 static int timed_out(ddp_comm *c, const ddp_req *r, double waited) {
     char what[256], who[256] = "";
     size_t at = 0;
-    int    n = 0;
+    int n = 0;
     for (int p = 0; p < c->size && at < sizeof who; p++) {
         if (p == c->rank || !behind(c, r, p)) continue;
         at += (size_t)snprintf(who + at, sizeof who - at, "%s%d", n ? ", " : "", p);
         n++;
     }
-    return shm_die(c, DDP_ETIMEOUT, "rank%s %s %s not reached #%u %s; rank %d waits there since %.1f s", n == 1 ? "" : "s", who, n == 1 ? "has" : "have",
-                   r->seq, ddp__signature_text(&r->coll.sig, what, sizeof what), c->rank, waited);
+    return shm_die(c, DDP_ETIMEOUT, "rank%s %s %s not reached #%u %s; rank %d waits there since %.1f s",
+                   n == 1 ? "" : "s", who, n == 1 ? "has" : "have", r->seq,
+                   ddp__signature_text(&r->coll.sig, what, sizeof what), c->rank, waited);
 }
 
 static bool finished(const ddp_req *r) { return r->state == SHM_DONE && r->comm->head != r; }
@@ -316,7 +331,7 @@ static bool finished(const ddp_req *r) { return r->state == SHM_DONE && r->comm-
 int shm_wait(ddp_req *r) {
     ddp_comm *c = r->comm;
     shm_rank *me = &c->ctl->rank[c->rank];
-    double    begin = 0, asked = 0;
+    double begin = 0, asked = 0;
     for (int64_t tries = 0;; tries++) {
         int st = shm_progress(c);
         if (st < 0) return st;

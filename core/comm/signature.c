@@ -21,6 +21,6 @@ const char *ddp__signature_text(const ddp_signature *s, char *text, size_t n) {
 }
 
 bool ddp__signature_equal(const ddp_signature *a, const ddp_signature *b) {
-    return a->kind == b->kind && a->reduce == b->reduce && a->root == b->root && a->dtype == b->dtype && a->count == b->count &&
-           strncmp(a->name, b->name, sizeof a->name) == 0;
+    return a->kind == b->kind && a->reduce == b->reduce && a->root == b->root && a->dtype == b->dtype &&
+           a->count == b->count && strncmp(a->name, b->name, sizeof a->name) == 0;
 }

@@ -1,8 +1,9 @@
 /* store.c -- the key-value store: a poll() server on a thread of its own, and its client.
  *
  * A request is a header {magic, op, seq, key length, value length}, the key and the value; a reply {seq, value length}
- * and the value. The server answers a GET when the key is there, a TRY at once. A new request of a connection replaces one that still
- * waits, and replies carry the request's number: so a client may give up waiting and go on with the same connection. */
+ * and the value. The server answers a GET when the key is there, a TRY at once. A new request of a connection replaces
+ * one that still waits, and replies carry the request's number: so a client may give up waiting and go on with the same
+ * connection. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +35,7 @@ typedef struct reply_head {
 } reply_head;
 
 typedef struct bytes {
-    char  *p;
+    char *p;
     size_t n, room;
 } bytes;
 
@@ -61,7 +62,8 @@ static void bytes_drop(bytes *b, size_t n) {
     if (b->n) memmove(b->p, b->p + n, b->n);
 }
 
-/* ---- the server ----------------------------------------------------------------------------------------------------- */
+/* ---- the server -----------------------------------------------------------------------------------------------------
+ */
 
 typedef struct entry {
     char *key;
@@ -69,22 +71,22 @@ typedef struct entry {
 } entry;
 
 typedef struct client {
-    int      fd;
-    int      rank;   /* what it said of itself, -1 unknown */
-    bytes    in, out;
-    char    *waits;  /* the key of a GET that is not answered yet */
-    uint32_t seq;    /* of that GET */
+    int fd;
+    int rank; /* what it said of itself, -1 unknown */
+    bytes in, out;
+    char *waits;  /* the key of a GET that is not answered yet */
+    uint32_t seq; /* of that GET */
 } client;
 
 struct ddp_store_server {
-    pthread_t      thread;
-    int            fd, wake;
-    entry         *entries;
-    size_t         n_entries;
-    client        *clients;
-    size_t         n_clients;
+    pthread_t thread;
+    int fd, wake;
+    entry *entries;
+    size_t n_entries;
+    client *clients;
+    size_t n_clients;
     struct pollfd *polls;
-    atomic_int     waiting; /* the lowest rank that waits for a key, -1: none */
+    atomic_int waiting; /* the lowest rank that waits for a key, -1: none */
 };
 
 static entry *entry_find(ddp_store_server *s, const char *key) {
@@ -143,7 +145,7 @@ static bool serve(ddp_store_server *s, client *c, const request_head *h, const c
         return true;
     }
     if (h->op == OP_GET || h->op == OP_TRY) {
-        const entry     *e = entry_find(s, key);
+        const entry *e = entry_find(s, key);
         const reply_head nothing = {.seq = h->seq};
         if (e) return answer(c, h->seq, e->value.p, e->value.n);
         if (h->op == OP_TRY) return bytes_add(&c->out, &nothing, sizeof nothing);
@@ -164,7 +166,7 @@ static bool serve(ddp_store_server *s, client *c, const request_head *h, const c
 static bool serve_arrived(ddp_store_server *s, client *c) {
     for (;;) {
         request_head h;
-        char         key[KEY_MAX + 1];
+        char key[KEY_MAX + 1];
         if (c->in.n < sizeof h) return true;
         memcpy(&h, c->in.p, sizeof h);
         if (h.magic != MAGIC || h.key_len > KEY_MAX || h.value_len > VALUE_MAX) return false;
@@ -269,7 +271,7 @@ static void *server_main(void *arg) {
 
 ddp_store_server *ddp__store_serve(int fd) {
     ddp_store_server *s = calloc(1, sizeof *s);
-    int               err;
+    int err;
     if (!s) {
         close(fd);
         ddp__fail(DDP_ENOMEM, "store: out of memory");
@@ -301,7 +303,8 @@ int ddp__store_server_waiting(const ddp_store_server *s) { return s ? atomic_loa
 void ddp__store_server_free(ddp_store_server *s) {
     if (!s) return;
     uint64_t one = 1;
-    while (write(s->wake, &one, sizeof one) < 0 && errno == EINTR) {}
+    while (write(s->wake, &one, sizeof one) < 0 && errno == EINTR) {
+    }
     pthread_join(s->thread, NULL);
     for (size_t i = 0; i < s->n_clients; i++) client_close(&s->clients[i]);
     for (size_t i = 0; i < s->n_entries; i++) {
@@ -318,13 +321,15 @@ void ddp__store_server_free(ddp_store_server *s) {
 
 int ddp__store_listen(bool any, int *port) {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)*port)};
-    socklen_t          len = sizeof a;
-    int                on = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    socklen_t len = sizeof a;
+    int on = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     a.sin_addr.s_addr = htonl(any ? INADDR_ANY : INADDR_LOOPBACK);
     if (fd < 0) return ddp__fail(DDP_EIO, "store: socket: %s", strerror(errno));
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&a, sizeof a) < 0 || listen(fd, 1024) < 0 || getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
-        int st = ddp__fail(DDP_EIO, "store: cannot listen on port %d of %s: %s", *port, any ? "this host" : "127.0.0.1", strerror(errno));
+    if (bind(fd, (struct sockaddr *)&a, sizeof a) < 0 || listen(fd, 1024) < 0 ||
+        getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
+        int st = ddp__fail(DDP_EIO, "store: cannot listen on port %d of %s: %s", *port, any ? "this host" : "127.0.0.1",
+                           strerror(errno));
         close(fd);
         return st;
     }
@@ -332,13 +337,14 @@ int ddp__store_listen(bool any, int *port) {
     return fd;
 }
 
-/* ---- the client ------------------------------------------------------------------------------------------------------ */
+/* ---- the client
+ * ------------------------------------------------------------------------------------------------------ */
 
 struct ddp_store {
-    int      fd;
+    int fd;
     uint32_t seq;
-    bool     found; /* of the last reply */
-    bytes    in;
+    bool found; /* of the last reply */
+    bytes in;
 };
 
 static int left_ms(double deadline) {
@@ -358,7 +364,7 @@ static int resolve(const char *host, int port, struct sockaddr_storage *a, sockl
         return 0;
     }
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found = NULL;
-    char            text[16];
+    char text[16];
     snprintf(text, sizeof text, "%d", port);
     int err = getaddrinfo(host, text, &hints, &found);
     if (err) return err;
@@ -370,14 +376,15 @@ static int resolve(const char *host, int port, struct sockaddr_storage *a, sockl
 
 /* One try to connect; the socket, or -1 with errno. */
 static int connect_once(const struct sockaddr_storage *a, socklen_t len, double deadline) {
-    int       fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), err = 0;
+    int fd = socket(a->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), err = 0;
     socklen_t err_len = sizeof err;
     if (fd < 0) return -1;
     if (connect(fd, (const struct sockaddr *)a, len) == 0) return fd;
     if (errno == EINPROGRESS || errno == EINTR) {
         struct pollfd p = {.fd = fd, .events = POLLOUT};
-        int           k;
-        while ((k = poll(&p, 1, left_ms(deadline))) < 0 && errno == EINTR) {}
+        int k;
+        while ((k = poll(&p, 1, left_ms(deadline))) < 0 && errno == EINTR) {
+        }
         if (k > 0 && getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &err_len) == 0 && err == 0) return fd;
         errno = k == 0 ? ETIMEDOUT : err;
     }
@@ -406,11 +413,11 @@ static int send_all(ddp_store *s, const void *p, size_t n, double deadline) {
 
 static int request(ddp_store *s, uint32_t op, const char *key, const void *value, size_t n, double deadline) {
     request_head h = {.magic = MAGIC, .op = op, .seq = ++s->seq, .key_len = (uint32_t)strlen(key), .value_len = n};
-    bytes        b = {0};
-    int          st;
+    bytes b = {0};
+    int st;
     if (h.key_len > KEY_MAX || n > VALUE_MAX)
-        return ddp__fail(DDP_EINVAL, "store: a key has %u bytes and its value %zu, expected at most %d and %d", h.key_len, n,
-                         KEY_MAX, VALUE_MAX);
+        return ddp__fail(DDP_EINVAL, "store: a key has %u bytes and its value %zu, expected at most %d and %d",
+                         h.key_len, n, KEY_MAX, VALUE_MAX);
     if (!bytes_add(&b, &h, sizeof h) || !bytes_add(&b, key, h.key_len) || !bytes_add(&b, value, n)) {
         st = ddp__fail(DDP_ENOMEM, "store: out of memory for %zu bytes", n);
         goto out;
@@ -458,15 +465,16 @@ static int reply(ddp_store *s, double deadline, void **value, size_t *n) {
         if (!bytes_room(&s->in, READ_STEP)) return ddp__fail(DDP_ENOMEM, "store: out of memory");
         ssize_t k = recv(s->fd, s->in.p + s->in.n, READ_STEP, 0);
         if (k < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) continue;
-        if (k <= 0) return ddp__fail(DDP_EPEER, "peer: the store is gone%s%s", k < 0 ? ": " : "", k < 0 ? strerror(errno) : "");
+        if (k <= 0)
+            return ddp__fail(DDP_EPEER, "peer: the store is gone%s%s", k < 0 ? ": " : "", k < 0 ? strerror(errno) : "");
         s->in.n += (size_t)k;
     }
 }
 
 ddp_store *ddp__store_connect(const char *host, int port, double deadline) {
     struct sockaddr_storage a;
-    socklen_t               len;
-    int                     err = resolve(host, port, &a, &len), fd;
+    socklen_t len;
+    int err = resolve(host, port, &a, &len), fd;
     if (err) {
         ddp__fail(DDP_EIO, "store: host %s: %s", host, gai_strerror(err));
         return NULL;
@@ -475,13 +483,14 @@ ddp_store *ddp__store_connect(const char *host, int port, double deadline) {
         bool again = errno == ECONNREFUSED || errno == ETIMEDOUT || errno == ECONNRESET || errno == EHOSTUNREACH ||
                      errno == ENETUNREACH || errno == EAGAIN;
         if (!again || ddp__now() >= deadline) {
-            ddp__fail(again ? DDP_ETIMEOUT : DDP_EIO, "store: cannot connect to %s port %d: %s", host, port, strerror(errno));
+            ddp__fail(again ? DDP_ETIMEOUT : DDP_EIO, "store: cannot connect to %s port %d: %s", host, port,
+                      strerror(errno));
             return NULL;
         }
         poll(NULL, 0, 20); /* rank 0 of a world started by hand may be late */
     }
     no_delay(fd);
-    ddp_store  *s = calloc(1, sizeof *s);
+    ddp_store *s = calloc(1, sizeof *s);
     const char *rank = getenv("RANK");
     if (!s) {
         close(fd);
@@ -510,9 +519,9 @@ static double soon(void) { return ddp__now() + 30; }
 static const double LAST_ASK = 0.5;
 
 int ddp__store_set(ddp_store *s, const char *key, const void *value, size_t n) {
-    void  *none = NULL;
+    void *none = NULL;
     size_t none_n;
-    int    st = request(s, OP_SET, key, value, n, soon());
+    int st = request(s, OP_SET, key, value, n, soon());
     if (st == 0) st = reply(s, soon(), &none, &none_n);
     free(none);
     return st == DDP_ETIMEOUT ? ddp__fail(st, "store: no answer to set %s", key) : st;
@@ -533,9 +542,9 @@ int ddp__store_get(ddp_store *s, const char *key, double deadline, void **value,
 }
 
 int ddp__store_add(ddp_store *s, const char *key, int64_t by, int64_t *value) {
-    void  *sum = NULL;
+    void *sum = NULL;
     size_t n = 0;
-    int    st = request(s, OP_ADD, key, &by, sizeof by, soon());
+    int st = request(s, OP_ADD, key, &by, sizeof by, soon());
     if (st == 0) st = reply(s, soon(), &sum, &n);
     if (st == DDP_ETIMEOUT) ddp__fail(st, "store: no answer to add to %s", key);
     if (st == 0 && n == sizeof *value) memcpy(value, sum, n);

@@ -5,7 +5,7 @@
 
 #include "../base/base.h"
 
-typedef struct ddp_store        ddp_store;        /* a client */
+typedef struct ddp_store ddp_store;               /* a client */
 typedef struct ddp_store_server ddp_store_server; /* its own thread */
 
 /* Serves on the listening socket `fd`, which it owns from now on. NULL with the error set. */

@@ -6,48 +6,49 @@
 
 #include "tape.h"
 
-typedef struct visit { /* a node on the way */
-    ddp_node    *node; /* owned */
+typedef struct visit {  /* a node on the way */
+    ddp_node *node;     /* owned */
     ddp_tensor **grads; /* [n_out] summed so far; owned; NULL until the first comes */
-    bool         needed;
+    bool needed;
 } visit;
 
 typedef struct leaf_visit {
-    ddp_tensor *leaf;   /* owned */
-    ddp_tensor *grad;   /* summed so far; owned */
-    int         waiting; /* uses that have not given yet */
+    ddp_tensor *leaf; /* owned */
+    ddp_tensor *grad; /* summed so far; owned */
+    int waiting;      /* uses that have not given yet */
 } leaf_visit;
 
 typedef enum step { STEP_NODE, STEP_HOOKS, STEP_VJP, STEP_LEAVES, STEP_END, STEP_AFTER, STEP_DONE } step;
 
 struct ddp_backward_state {
-    int         flags;
-    double      weight;
-    visit      *nodes; /* by seq, ascending */
-    int         n_nodes, room_nodes;
+    int flags;
+    double weight;
+    visit *nodes; /* by seq, ascending */
+    int n_nodes, room_nodes;
     leaf_visit *leaves; /* by id, ascending */
-    int         n_leaves, room_leaves;
-    int         n_inputs; /* of ddp_grad */
+    int n_leaves, room_leaves;
+    int n_inputs; /* of ddp_grad */
     ddp_tensor **inputs, **input_grads;
-    step        step;
-    int         at;          /* node being worked on */
-    int         hook;        /* next hook of it, or of the leaf */
-    int         ready_leaf;  /* leaf in STEP_LEAVES; after: in STEP_AFTER */
-    int         edge;        /* edge being given in STEP_LEAVES */
-    ddp_tensor **in_grads;   /* [n_in] of the node, owned */
-    bool        capturing;   /* inputs are given: leaves are left alone */
-    int64_t     host_id;     /* what the host runs now; host_n gradients, results into host_out */
-    int         host_n, host_n_out;
+    step step;
+    int at;                /* node being worked on */
+    int hook;              /* next hook of it, or of the leaf */
+    int ready_leaf;        /* leaf in STEP_LEAVES; after: in STEP_AFTER */
+    int edge;              /* edge being given in STEP_LEAVES */
+    ddp_tensor **in_grads; /* [n_in] of the node, owned */
+    bool capturing;        /* inputs are given: leaves are left alone */
+    int64_t host_id;       /* what the host runs now; host_n gradients, results into host_out */
+    int host_n, host_n_out;
     ddp_tensor **host_in, **host_out;
 };
 
 static uint64_t next_stamp = 1;
 
-/* ---- collecting --------------------------------------------------------------------------------------------------- */
+/* ---- collecting ---------------------------------------------------------------------------------------------------
+ */
 
 static void *grow(void *v, int n, int *room, size_t size) {
     if (n < *room) return v;
-    int   more = *room ? 2 * *room : 64;
+    int more = *room ? 2 * *room : 64;
     void *p = realloc(v, (size_t)more * size);
     if (!p) {
         ddp__fail(DDP_ENOMEM, "backward: out of memory");
@@ -136,7 +137,7 @@ static int collect(ddp_backward_state *s, int n, ddp_tensor *const *outputs) {
     if (s->n_leaves) qsort(s->leaves, (size_t)s->n_leaves, sizeof *s->leaves, by_id);
     for (int i = 0; i < s->n_nodes; i++) {
         ddp_node *node = s->nodes[i].node;
-        bool      needed = !s->capturing || is_input(s, node, NULL);
+        bool needed = !s->capturing || is_input(s, node, NULL);
         for (int k = 0; k < node->n_in; k++) {
             ddp_edge *e = &node->edges[k];
             if (s->capturing && e->node) needed |= find_node(s, e->node)->needed;
@@ -149,7 +150,8 @@ static int collect(ddp_backward_state *s, int n, ddp_tensor *const *outputs) {
     return 0;
 }
 
-/* ---- summing ----------------------------------------------------------------------------------------------------------- */
+/* ---- summing
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* Nobody else can see its elements. */
 static bool sole_owner(const ddp_tensor *t) { return t->refs == 1 && t->storage->refs == 1 && !t->node; }
@@ -203,7 +205,8 @@ static int settle_leaf(ddp_backward_state *s, leaf_visit *l) {
     return st;
 }
 
-/* ---- asking the host ------------------------------------------------------------------------------------------------------ */
+/* ---- asking the host
+ * ------------------------------------------------------------------------------------------------------ */
 
 static int ask_host(ddp_backward_state *s, int64_t id, int n, ddp_tensor **in, int n_out, ddp_tensor **out) {
     s->host_id = id;
@@ -222,24 +225,33 @@ ddp_tensor *ddp_backward_host_grad(const ddp_backward_state *s, int i) {
 
 int ddp_backward_host_result(ddp_backward_state *s, int i, ddp_tensor *grad) {
     if (ddp__pending()) return ddp__pending();
-    if (!s->host_out || i < 0 || i >= s->host_n_out) return ddp__fail(DDP_EINVAL, "backward: result %d of %d", i + 1, s->host_n_out);
+    if (!s->host_out || i < 0 || i >= s->host_n_out)
+        return ddp__fail(DDP_EINVAL, "backward: result %d of %d", i + 1, s->host_n_out);
     ddp_tensor *old = s->host_out[i];
     s->host_out[i] = ddp_retain(grad);
     ddp_release(old);
     return 0;
 }
 
-/* ---- one node ----------------------------------------------------------------------------------------------------------------- */
+/* ---- one node
+ * ----------------------------------------------------------------------------------------------------------------- */
 
 static int check_saved(const ddp_node *n) {
     if (n->freed && n->kind == DDP_NODE_OP)
-        return ddp__fail(DDP_ESTATE, "backward: the graph of %s was used up by an earlier backward; pass retain_graph there", n->op->name);
+        return ddp__fail(DDP_ESTATE,
+                         "backward: the graph of %s was used up by an earlier backward; pass retain_graph there",
+                         n->op->name);
     for (int i = 0; i < n->n_in + n->n_out; i++) {
         const ddp_tensor *t = n->saved[i];
         if (!t || t->storage->version == n->version[i]) continue;
         bool out = i >= n->n_in;
-        return ddp__fail(DDP_ESTATE, "backward: %s saved its %s %s, which was changed in place since (version %llu, saved at %llu)", n->op->name,
-                         out ? "result" : "input", out ? "" : n->op->lists ? "" : n->op->in_names[i], (unsigned long long)t->storage->version, (unsigned long long)n->version[i]);
+        return ddp__fail(DDP_ESTATE,
+                         "backward: %s saved its %s %s, which was changed in place since (version %llu, saved at %llu)",
+                         n->op->name, out ? "result" : "input",
+                         out            ? ""
+                         : n->op->lists ? ""
+                                        : n->op->in_names[i],
+                         (unsigned long long)t->storage->version, (unsigned long long)n->version[i]);
     }
     return 0;
 }
@@ -247,10 +259,10 @@ static int check_saved(const ddp_node *n) {
 /* Runs the gradient rule; results into s->in_grads. */
 static int run_vjp(ddp_backward_state *s, visit *v) {
     ddp_node *n = v->node;
-    int       st = check_saved(n), total = n->n_in + n->n_out;
+    int st = check_saved(n), total = n->n_in + n->n_out;
     if (st < 0) return st;
     ddp_tensor *small[32], **values = total <= 32 ? small : malloc((size_t)total * sizeof *values);
-    bool        needs_small[32], *needs = n->n_in <= 32 ? needs_small : malloc((size_t)n->n_in);
+    bool needs_small[32], *needs = n->n_in <= 32 ? needs_small : malloc((size_t)n->n_in);
     if (!values || !needs) {
         st = ddp__fail(DDP_ENOMEM, "backward: out of memory");
         goto done;
@@ -263,7 +275,9 @@ static int run_vjp(ddp_backward_state *s, visit *v) {
     ddp_scope_begin();
     bool attach = s->flags & DDP_CREATE_GRAPH; /* saved results take part in the second graph */
     for (int i = 0; attach && i < n->n_out; i++) {
-        if (!n->saved[n->n_in + i] || !ddp__is_float(n->meta[n->n_in + i].dtype) || ((n->op->rules->const_out >> i) & 1)) continue;
+        if (!n->saved[n->n_in + i] || !ddp__is_float(n->meta[n->n_in + i].dtype) ||
+            ((n->op->rules->const_out >> i) & 1))
+            continue;
         ddp_tensor *t = ddp__scope_own(ddp__alias(n->saved[n->n_in + i]));
         if (!t) break;
         atomic_fetch_add(&n->refs, 1);
@@ -271,8 +285,17 @@ static int run_vjp(ddp_backward_state *s, visit *v) {
         t->node_out = i;
         values[n->n_in + i] = t;
     }
-    ddp_vjp call = {.op = n->op, .attrs = n->attrs, .n_in = n->n_in, .n_out = n->n_out, .in = values, .out = values + n->n_in,
-                    .in_meta = n->meta, .out_meta = n->meta + n->n_in, .grad_out = v->grads, .needs = needs, .grad_in = s->in_grads};
+    ddp_vjp call = {.op = n->op,
+                    .attrs = n->attrs,
+                    .n_in = n->n_in,
+                    .n_out = n->n_out,
+                    .in = values,
+                    .out = values + n->n_in,
+                    .in_meta = n->meta,
+                    .out_meta = n->meta + n->n_in,
+                    .grad_out = v->grads,
+                    .needs = needs,
+                    .grad_in = s->in_grads};
     st = ddp__pending() ? ddp__pending() : n->op->rules->vjp(&call);
     for (int i = 0; i < n->n_in; i++) {
         if (st < 0) s->in_grads[i] = NULL;
@@ -287,7 +310,8 @@ done:
 
 static int capture_grads(ddp_backward_state *s, const visit *v) {
     for (int i = 0; i < s->n_inputs; i++)
-        if (s->inputs[i]->node == v->node && v->grads[s->inputs[i]->node_out]) s->input_grads[i] = ddp_retain(v->grads[s->inputs[i]->node_out]);
+        if (s->inputs[i]->node == v->node && v->grads[s->inputs[i]->node_out])
+            s->input_grads[i] = ddp_retain(v->grads[s->inputs[i]->node_out]);
     return 0;
 }
 
@@ -307,9 +331,9 @@ static void drop_node(ddp_backward_state *s, visit *v) {
 static int give_edges(ddp_backward_state *s) {
     visit *v = &s->nodes[s->at];
     for (; s->edge < v->node->n_in; s->edge++) {
-        ddp_edge   *e = &v->node->edges[s->edge];
+        ddp_edge *e = &v->node->edges[s->edge];
         ddp_tensor *g = s->in_grads ? s->in_grads[s->edge] : NULL;
-        int         st = 0;
+        int st = 0;
         if (e->node && g && find_node(s, e->node)->needed) st = give_node(s, find_node(s, e->node), e->out, g);
         if (e->leaf) {
             leaf_visit *l = find_leaf(s, e->leaf);
@@ -320,7 +344,8 @@ static int give_edges(ddp_backward_state *s) {
                 l->waiting--;
             }
             if (l->waiting == 0) {
-                if (l->grad && s->hook < l->leaf->leaf->n_hooks) return ask_host(s, l->leaf->leaf->hooks[s->hook++].id, 1, &l->grad, 1, &l->grad);
+                if (l->grad && s->hook < l->leaf->leaf->n_hooks)
+                    return ask_host(s, l->leaf->leaf->hooks[s->hook++].id, 1, &l->grad, 1, &l->grad);
                 st = settle_leaf(s, l);
             }
             s->hook = 0;
@@ -334,7 +359,9 @@ static int give_edges(ddp_backward_state *s) {
     return 0;
 }
 
-/* ---- the walk ------------------------------------------------------------------------------------------------------------------- */
+/* ---- the walk
+ * -------------------------------------------------------------------------------------------------------------------
+ */
 
 static int begin_node(ddp_backward_state *s) {
     while (s->at >= 0 && (!s->nodes[s->at].grads || !s->nodes[s->at].needed)) {
@@ -371,7 +398,8 @@ static int differentiate(ddp_backward_state *s) {
     s->in_grads = calloc((size_t)v->node->n_in + 1, sizeof *s->in_grads);
     if (!s->in_grads) return ddp__fail(DDP_ENOMEM, "backward: out of memory");
     s->step = STEP_LEAVES;
-    if (v->node->kind == DDP_NODE_HOST) return ask_host(s, v->node->host_id, v->node->n_out, v->grads, v->node->n_in, s->in_grads);
+    if (v->node->kind == DDP_NODE_HOST)
+        return ask_host(s, v->node->host_id, v->node->n_out, v->grads, v->node->n_in, s->in_grads);
     return run_vjp(s, v);
 }
 
@@ -379,7 +407,8 @@ static int differentiate(ddp_backward_state *s) {
 static int run_after(ddp_backward_state *s) {
     for (; s->ready_leaf < s->n_leaves; s->ready_leaf++, s->hook = 0) {
         ddp_tensor *leaf = s->leaves[s->ready_leaf].leaf;
-        if (!s->capturing && leaf->grad && s->hook < leaf->leaf->n_after) return ask_host(s, leaf->leaf->after[s->hook++].id, 1, &leaf->grad, 0, NULL);
+        if (!s->capturing && leaf->grad && s->hook < leaf->leaf->n_after)
+            return ask_host(s, leaf->leaf->after[s->hook++].id, 1, &leaf->grad, 0, NULL);
     }
     s->step = STEP_DONE;
     return 0;
@@ -423,7 +452,7 @@ static int walk(ddp_backward_state *s) {
 int ddp_backward_next(ddp_backward_state *s) {
     if (ddp__pending()) return ddp__pending();
     if (!s) return ddp__fail(DDP_ENULL, "backward: no state");
-    bool      mode = ddp__grad_on;
+    bool mode = ddp__grad_on;
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_BACKWARD);
     ddp__grad_on = (s->flags & DDP_CREATE_GRAPH) != 0;
     ddp_scope_push_barrier(); /* what the walk makes is its own */
@@ -434,14 +463,18 @@ int ddp_backward_next(ddp_backward_state *s) {
     return st;
 }
 
-/* ---- begin and end ---------------------------------------------------------------------------------------------------------------- */
+/* ---- begin and end
+ * ---------------------------------------------------------------------------------------------------------------- */
 
 /* The gradient to start from: given, or 1 for a single element. */
 static int seed(ddp_backward_state *s, ddp_tensor *out, ddp_tensor *given) {
     ddp_tensor *g = given;
     if (g && (!ddp__meta_same_size(&g->m, &out->m) || g->m.dtype != out->m.dtype))
-        return ddp__fail(DDP_ESHAPE, "backward: the gradient is %s %s, its tensor %s %s", ddp_dtype_name(g->m.dtype), DDP_SHAPE_TEXT(&g->m), ddp_dtype_name(out->m.dtype), DDP_SHAPE_TEXT(&out->m));
-    if (!g && out->numel != 1) return ddp__fail(DDP_ESHAPE, "backward: from %s; give a gradient, or take the mean or sum first", DDP_SHAPE_TEXT(&out->m));
+        return ddp__fail(DDP_ESHAPE, "backward: the gradient is %s %s, its tensor %s %s", ddp_dtype_name(g->m.dtype),
+                         DDP_SHAPE_TEXT(&g->m), ddp_dtype_name(out->m.dtype), DDP_SHAPE_TEXT(&out->m));
+    if (!g && out->numel != 1)
+        return ddp__fail(DDP_ESHAPE, "backward: from %s; give a gradient, or take the mean or sum first",
+                         DDP_SHAPE_TEXT(&out->m));
     if (!g) g = ddp_keep(ddp_full(out->m.ndim, out->m.size, 1, (int)out->m.dtype, out->m.device));
     if (!g) return ddp__pending();
     int st = 0;
@@ -453,7 +486,8 @@ static int seed(ddp_backward_state *s, ddp_tensor *out, ddp_tensor *given) {
     return st;
 }
 
-ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_tensor *const *grads, int n_inputs, ddp_tensor *const *inputs, int flags, double weight) {
+ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_tensor *const *grads, int n_inputs,
+                                       ddp_tensor *const *inputs, int flags, double weight) {
     if (ddp__pending()) return NULL;
     ddp_backward_state *s = calloc(1, sizeof *s);
     if (!s) {
@@ -466,7 +500,8 @@ ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_te
     s->capturing = n_inputs > 0;
     for (int i = 0; i < n && st == 0; i++) {
         if (!outputs[i]) st = ddp__fail(DDP_ENULL, "backward: no tensor");
-        else if (!ddp__wants_grad(outputs[i])) st = ddp__fail(DDP_ESTATE, "backward: the result does not depend on anything that needs a gradient");
+        else if (!ddp__wants_grad(outputs[i]))
+            st = ddp__fail(DDP_ESTATE, "backward: the result does not depend on anything that needs a gradient");
     }
     if (st == 0 && n_inputs) {
         s->inputs = calloc((size_t)n_inputs, sizeof *s->inputs);
@@ -489,7 +524,9 @@ ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_te
     return NULL;
 }
 
-ddp_tensor *ddp_backward_input_grad(ddp_backward_state *s, int i) { return s && i >= 0 && i < s->n_inputs ? ddp_retain(s->input_grads[i]) : NULL; }
+ddp_tensor *ddp_backward_input_grad(ddp_backward_state *s, int i) {
+    return s && i >= 0 && i < s->n_inputs ? ddp_retain(s->input_grads[i]) : NULL;
+}
 
 void ddp_backward_free(ddp_backward_state *s) {
     if (!s) return;
@@ -514,11 +551,14 @@ void ddp_backward_free(ddp_backward_state *s) {
     free(s);
 }
 
-/* ---- in one go ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- in one go
+ * ------------------------------------------------------------------------------------------------------------------------
+ */
 
 static int run_to_end(ddp_backward_state *s) {
     int st = ddp_backward_next(s);
-    if (st == 1) st = ddp__fail(DDP_ESTATE, "backward: a custom gradient or hook stands on the way; use ddp_backward_next");
+    if (st == 1)
+        st = ddp__fail(DDP_ESTATE, "backward: a custom gradient or hook stands on the way; use ddp_backward_next");
     return st;
 }
 
@@ -530,14 +570,16 @@ int ddp_backward(ddp_tensor *loss, ddp_tensor *grad) {
     return st;
 }
 
-int ddp_grad(int n_out, ddp_tensor *const *outputs, ddp_tensor *const *grad_outputs, int n_in, ddp_tensor *const *inputs, int flags, int allow_unused, ddp_tensor **grads) {
+int ddp_grad(int n_out, ddp_tensor *const *outputs, ddp_tensor *const *grad_outputs, int n_in,
+             ddp_tensor *const *inputs, int flags, int allow_unused, ddp_tensor **grads) {
     ddp_backward_state *s = ddp_backward_begin(n_out, outputs, grad_outputs, n_in, inputs, flags, 1);
     if (!s) return ddp__pending();
     int st = run_to_end(s);
     for (int i = 0; st == 0 && i < n_in; i++) {
         grads[i] = ddp_backward_input_grad(s, i);
         if (grads[i] || allow_unused) continue;
-        st = ddp__fail(DDP_ESTATE, "grad: input %d is not used by the outputs; pass allow_unused to get none for it", i + 1);
+        st = ddp__fail(DDP_ESTATE, "grad: input %d is not used by the outputs; pass allow_unused to get none for it",
+                       i + 1);
         for (int k = 0; k < i; k++) ddp_release(grads[k]), grads[k] = NULL;
     }
     ddp_backward_free(s);

@@ -6,14 +6,14 @@
 typedef enum kind { SGD, ADAM } kind;
 
 struct ddp_optim {
-    kind          kind;
-    int           n;
-    ddp_tensor  **params;   /* owned */
-    ddp_tensor  **state[2]; /* momentum buffer; or first and second moment; owned, NULL before the first step */
-    int64_t      *steps;    /* of each parameter */
-    ddp_sgd_opts  sgd;
+    kind kind;
+    int n;
+    ddp_tensor **params;   /* owned */
+    ddp_tensor **state[2]; /* momentum buffer; or first and second moment; owned, NULL before the first step */
+    int64_t *steps;        /* of each parameter */
+    ddp_sgd_opts sgd;
     ddp_adam_opts adam;
-    ddp_tensor  **list;     /* scratch of 4 n */
+    ddp_tensor **list; /* scratch of 4 n */
 };
 
 static ddp_optim *optim_new(kind k, ddp_tensor *const *params, int n) {
@@ -98,9 +98,11 @@ static int step_group(ddp_optim *o, int64_t step, bool *done) {
     if (st < 0 || n == 0) return st;
     ddp_tensor **l = o->list;
     if (o->kind == SGD)
-        st = ddp_sgd_step(n, l, l + n, l + 2 * n, o->sgd.lr, o->sgd.momentum, o->sgd.dampening, o->sgd.weight_decay, o->sgd.nesterov, step == 0);
+        st = ddp_sgd_step(n, l, l + n, l + 2 * n, o->sgd.lr, o->sgd.momentum, o->sgd.dampening, o->sgd.weight_decay,
+                          o->sgd.nesterov, step == 0);
     else
-        st = ddp_adam_step(n, l, l + n, l + 2 * n, l + 3 * n, o->adam.lr, o->adam.beta1, o->adam.beta2, o->adam.eps, o->adam.weight_decay, o->adam.decoupled, step + 1);
+        st = ddp_adam_step(n, l, l + n, l + 2 * n, l + 3 * n, o->adam.lr, o->adam.beta1, o->adam.beta2, o->adam.eps,
+                           o->adam.weight_decay, o->adam.decoupled, step + 1);
     for (int i = 0; i < o->n && st == 0; i++)
         if (o->params[i]->grad && !done[i] && o->steps[i] == step) done[i] = true;
     return st;
@@ -112,7 +114,7 @@ int ddp_optim_apply(ddp_optim *o) {
     bool *done = calloc((size_t)o->n + 1, sizeof *done);
     if (!done) return ddp__fail(DDP_ENOMEM, "optim: out of memory");
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_OPTIMIZER);
-    int       mode = ddp_set_grad_mode(0), st = 0;
+    int mode = ddp_set_grad_mode(0), st = 0;
     for (int i = 0; i < o->n && st == 0; i++)
         if (!done[i] && o->params[i]->grad) st = step_group(o, o->steps[i], done);
     for (int i = 0; i < o->n; i++) o->steps[i] += done[i];

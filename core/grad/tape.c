@@ -21,7 +21,8 @@ int ddp_grad_mode(void) { return ddp__grad_on; }
 static ddp_node *node_new(ddp_node_kind kind, int n_in, int n_out, size_t attr_size) {
     /* One block: node, edges, metas, saved, versions, attributes. */
     size_t n = (size_t)n_in + (size_t)n_out;
-    size_t bytes = sizeof(ddp_node) + (size_t)n_in * sizeof(ddp_edge) + n * (sizeof(ddp_meta) + sizeof(ddp_tensor *) + sizeof(uint64_t)) + attr_size;
+    size_t bytes = sizeof(ddp_node) + (size_t)n_in * sizeof(ddp_edge) +
+                   n * (sizeof(ddp_meta) + sizeof(ddp_tensor *) + sizeof(uint64_t)) + attr_size;
     ddp_node *node = malloc(bytes);
     if (!node) {
         ddp__fail(DDP_ENOMEM, "tape: out of memory");
@@ -54,11 +55,11 @@ void ddp__node_free_saved(ddp_node *n) {
 /* Long chains are taken apart in a loop: a release that recursed along them would eat the stack. */
 void ddp__node_release(ddp_node *n) {
     static _Thread_local ddp_node **pending;
-    static _Thread_local int        n_pending, room;
-    static _Thread_local bool       busy;
+    static _Thread_local int n_pending, room;
+    static _Thread_local bool busy;
     if (!n || atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) != 1) return;
     if (n_pending == room) {
-        int        more = room ? 2 * room : 64;
+        int more = room ? 2 * room : 64;
         ddp_node **p = realloc(pending, (size_t)more * sizeof *p);
         if (!p) return; /* leaks one graph when memory is gone, rather than crash */
         pending = p;
@@ -115,7 +116,8 @@ ddp_tensor *ddp_detach(ddp_tensor *t) {
     return ddp__scope_own(d);
 }
 
-/* ---- recording ---------------------------------------------------------------------------------------------------- */
+/* ---- recording ----------------------------------------------------------------------------------------------------
+ */
 
 static void point_edge(ddp_edge *e, ddp_tensor *t) {
     if (t->node) {
@@ -165,7 +167,8 @@ static int record(const ddp_call *c, bool in_place) {
         n->meta[i] = c->in[i]->m;
         if (ddp__is_float(c->in[i]->m.dtype)) point_edge(&n->edges[i], c->in[i]);
         bool keep = c->op->lists ? (rules->saves & DDP_SAVE_ALL_IN) : i < 15 && (rules->saves & DDP_SAVE_IN(i));
-        /* In place the old value of in[0] is gone: what is noted is the version before the write, so backward refuses. */
+        /* In place the old value of in[0] is gone: what is noted is the version before the write, so backward refuses.
+         */
         if (keep) save(n, i, ddp_retain(c->in[i]));
         if (keep && in_place && i == 0) n->version[i]--;
     }
@@ -187,14 +190,17 @@ static int check_in_place(const ddp_op_def *op, ddp_tensor *target, int n_in, dd
     if ((op->flags & DDP_OPF_NO_GRAD) && !target->node) return 0;
     if (!wants_record(n_in, in)) return 0;
     if (target->is_view || target->storage->graph_views)
-        return ddp__fail(DDP_ESTATE, "%s in place: a view, or the base of a view, inside a graph; use %s, which makes a new tensor", op->name, op->name);
+        return ddp__fail(DDP_ESTATE,
+                         "%s in place: a view, or the base of a view, inside a graph; use %s, which makes a new tensor",
+                         op->name, op->name);
     return 0;
 }
 
 int ddp_record_host(int64_t id, int n_in, ddp_tensor *const *in, int n_out, ddp_tensor *const *out) {
     if (ddp__pending()) return ddp__pending();
     for (int i = 0; i < n_out; i++)
-        if (!out[i] || out[i]->node) return ddp__fail(DDP_ESTATE, "func: output %d %s", i + 1, out[i] ? "has history already" : "is missing");
+        if (!out[i] || out[i]->node)
+            return ddp__fail(DDP_ESTATE, "func: output %d %s", i + 1, out[i] ? "has history already" : "is missing");
     if (!wants_record(n_in, in)) return 0;
     ddp_node *n = node_new(DDP_NODE_HOST, n_in, n_out, 0);
     if (!n) return ddp__pending();
@@ -220,12 +226,15 @@ __attribute__((constructor)) static void fill_slots(void) {
     ddp__tensor_drop_history = drop_history;
 }
 
-/* ---- leaves ----------------------------------------------------------------------------------------------------------- */
+/* ---- leaves
+ * ----------------------------------------------------------------------------------------------------------- */
 
 int ddp_set_requires_grad(ddp_tensor *t, int on) {
     if (ddp__pending()) return ddp__pending();
     if (!t) return ddp__fail(DDP_ENULL, "requires_grad: no tensor");
-    if (on && !ddp__is_float(t->m.dtype)) return ddp__fail(DDP_EDTYPE, "requires_grad: %s has no gradient; floating dtypes do", ddp_dtype_name(t->m.dtype));
+    if (on && !ddp__is_float(t->m.dtype))
+        return ddp__fail(DDP_EDTYPE, "requires_grad: %s has no gradient; floating dtypes do",
+                         ddp_dtype_name(t->m.dtype));
     if (t->node) return on ? 0 : ddp__fail(DDP_ESTATE, "requires_grad: a result of %s; detach it", ddp_grad_op(t));
     t->requires_grad = on != 0;
     return 0;
@@ -245,7 +254,9 @@ int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad) {
     if (!t) return ddp__fail(DDP_ENULL, "grad: no tensor");
     if (grad && !ddp__meta_same_size(&grad->m, &t->m))
         return ddp__fail(DDP_ESHAPE, "grad: is %s, its tensor %s", DDP_SHAPE_TEXT(&grad->m), DDP_SHAPE_TEXT(&t->m));
-    if (grad && grad->m.dtype != t->m.dtype) return ddp__fail(DDP_EDTYPE, "grad: is %s, its tensor %s", ddp_dtype_name(grad->m.dtype), ddp_dtype_name(t->m.dtype));
+    if (grad && grad->m.dtype != t->m.dtype)
+        return ddp__fail(DDP_EDTYPE, "grad: is %s, its tensor %s", ddp_dtype_name(grad->m.dtype),
+                         ddp_dtype_name(t->m.dtype));
     if (t->leaf && t->leaf->bucket_slot && ddp__grad_slots.set_grad) return ddp__grad_slots.set_grad(t, grad);
     ddp_tensor *old = t->grad;
     t->grad = ddp_retain(grad);
@@ -253,7 +264,8 @@ int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad) {
     return 0;
 }
 
-/* ---- hooks ------------------------------------------------------------------------------------------------------------- */
+/* ---- hooks
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static int hook_add(ddp_hook **list, int *n, int64_t id, int out) {
     ddp_hook *h = realloc(*list, ((size_t)*n + 1) * sizeof *h);

@@ -6,45 +6,46 @@
 
 typedef enum ddp_node_kind { DDP_NODE_OP, DDP_NODE_HOST } ddp_node_kind;
 
-/* Where the gradient of an input goes: to a node's output, or to a leaf; neither: nowhere. Owns a reference to either. */
+/* Where the gradient of an input goes: to a node's output, or to a leaf; neither: nowhere. Owns a reference to either.
+ */
 typedef struct ddp_edge {
-    ddp_node   *node;
-    int         out;
+    ddp_node *node;
+    int out;
     ddp_tensor *leaf;
 } ddp_edge;
 
 /* A host function to call with a gradient. */
 typedef struct ddp_hook {
     int64_t id;
-    int     out; /* of a node: which output */
+    int out; /* of a node: which output */
 } ddp_hook;
 
 struct ddp_node {
-    atomic_int        refs;
-    ddp_node_kind     kind;
-    uint64_t          seq;     /* of recording: inputs of a node have lower ones */
-    uint64_t          stamp;   /* the backward that last found it */
-    const ddp_op_def *op;      /* of an OP */
-    int64_t           host_id; /* of a HOST */
-    int               n_in, n_out;
-    bool              freed;   /* saved tensors are gone */
-    ddp_edge         *edges;   /* [n_in] */
-    ddp_meta         *meta;    /* [n_in + n_out]; ndim -1 for an absent input */
-    ddp_tensor      **saved;   /* [n_in + n_out], NULL where not kept; outputs as aliases without history */
-    uint64_t         *version; /* [n_in + n_out] of saved storages at the time */
-    void             *attrs;
-    ddp_hook         *hooks;
-    int               n_hooks;
+    atomic_int refs;
+    ddp_node_kind kind;
+    uint64_t seq;         /* of recording: inputs of a node have lower ones */
+    uint64_t stamp;       /* the backward that last found it */
+    const ddp_op_def *op; /* of an OP */
+    int64_t host_id;      /* of a HOST */
+    int n_in, n_out;
+    bool freed;         /* saved tensors are gone */
+    ddp_edge *edges;    /* [n_in] */
+    ddp_meta *meta;     /* [n_in + n_out]; ndim -1 for an absent input */
+    ddp_tensor **saved; /* [n_in + n_out], NULL where not kept; outputs as aliases without history */
+    uint64_t *version;  /* [n_in + n_out] of saved storages at the time */
+    void *attrs;
+    ddp_hook *hooks;
+    int n_hooks;
 };
 
 /* What a leaf has besides its gradient. */
 struct ddp_leaf_info {
-    uint64_t  stamp;
-    ddp_hook *hooks;       /* before accumulation */
-    int       n_hooks;
-    ddp_hook *after;       /* after accumulation and reduction */
-    int       n_after;
-    void     *bucket_slot; /* of a reducer; NULL: none */
+    uint64_t stamp;
+    ddp_hook *hooks; /* before accumulation */
+    int n_hooks;
+    ddp_hook *after; /* after accumulation and reduction */
+    int n_after;
+    void *bucket_slot; /* of a reducer; NULL: none */
 };
 
 DDP_LOCAL extern _Thread_local bool ddp__grad_on;
@@ -59,8 +60,8 @@ DDP_LOCAL ddp_tensor *ddp__alias(const ddp_tensor *t);
 /* What reducers put here: gradients of leaves with a bucket slot go through `accumulate`. */
 typedef struct ddp_grad_slots {
     int (*accumulate)(ddp_tensor *leaf, ddp_tensor *grad, double weight);
-    int (*backward_end)(double weight);                           /* after the last node: flush and wait */
-    int (*set_grad)(ddp_tensor *leaf, ddp_tensor *grad);          /* p.grad = t */
+    int (*backward_end)(double weight);                  /* after the last node: flush and wait */
+    int (*set_grad)(ddp_tensor *leaf, ddp_tensor *grad); /* p.grad = t */
 } ddp_grad_slots;
 DDP_LOCAL extern ddp_grad_slots ddp__grad_slots;
 

@@ -29,13 +29,16 @@ static void own_folder(char *out, size_t n) {
 /* DDP_LUA_PATH, else beside this library: an install tree, or a build tree. */
 static void default_lua_path(char *out, size_t n) {
     const char *env = getenv("DDP_LUA_PATH");
-    char        dir[PATH_MAX];
+    char dir[PATH_MAX];
     if (env && *env) {
         snprintf(out, n, "%s", env);
         return;
     }
     own_folder(dir, sizeof dir);
-    snprintf(out, n, "%s/../lua/?.lua;%s/../lua/?/init.lua;%s/lua/?.lua;%s/../share/ddp/lua/?.lua;%s/../share/ddp/lua/?/init.lua", dir, dir, dir, dir, dir);
+    snprintf(
+        out, n,
+        "%s/../lua/?.lua;%s/../lua/?/init.lua;%s/lua/?.lua;%s/../share/ddp/lua/?.lua;%s/../share/ddp/lua/?/init.lua",
+        dir, dir, dir, dir, dir);
 }
 
 lua_State *ddp__host_state(const char *lua_path) {
@@ -77,7 +80,8 @@ void ddp_host_free(ddp_host *h) {
     free(h);
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------- */
+/* ---- running -------------------------------------------------------------------------------------------------------
+ */
 
 static int traceback(lua_State *L) {
     if (!lua_isstring(L, 1)) return 1;
@@ -132,7 +136,8 @@ int ddp_host_run_text(ddp_host *h, const char *text, const char *name) {
     return protected_call(h->L, 0, 0);
 }
 
-/* ---- tensors across ---------------------------------------------------------------------------------------------------- */
+/* ---- tensors across
+ * ---------------------------------------------------------------------------------------------------- */
 
 /* Pushes function `name` of require("ddp.host"). */
 static int push_helper(lua_State *L, const char *name) {
@@ -172,13 +177,14 @@ int ddp_host_call(ddp_host *h, const char *name, int nin, ddp_tensor *const *in,
     return st;
 }
 
-/* ---- a rank ------------------------------------------------------------------------------------------------------------- */
+/* ---- a rank
+ * ------------------------------------------------------------------------------------------------------------- */
 
 /* One line for the launcher: "error " and the text with its newlines escaped. */
 static void tell_launcher(const char *text) {
     const char *env = getenv("DDP_STATUS_FD");
     if (!env) return;
-    char   line[4096];
+    char line[4096];
     size_t at = (size_t)snprintf(line, sizeof line, "error ");
     for (; *text && at < sizeof line - 3; text++) {
         if (*text == '\n') {
@@ -194,7 +200,8 @@ static void tell_launcher(const char *text) {
 
 int ddp_host_main(const char *script, int argc, char **argv) {
     ddp_stats_mark("process");
-    ddp_host   *h = ddp_host_new(NULL);
+    static ddp_host *h; /* after an error the state is left as it is: its finalizers have nothing to say any more */
+    h = ddp_host_new(NULL);
     const char *text = "";
     if (h && ddp_host_run_file(h, script, argc, argv) == 0) {
         ddp_stats_mark("end");
@@ -209,5 +216,5 @@ int ddp_host_main(const char *script, int argc, char **argv) {
     char why[512];
     snprintf(why, sizeof why, "%.*s", (int)strcspn(text, "\n") < 500 ? (int)strcspn(text, "\n") : 500, text);
     ddp_abort(why);
-    return 1; /* the state is left as it is: its finalizers have nothing to say any more */
+    return 1;
 }

@@ -15,12 +15,12 @@
 extern char **environ;
 
 int guardian_start(job *j) {
-    int                        pipe_fd[2], err;
+    int pipe_fd[2], err;
     posix_spawn_file_actions_t fa;
-    posix_spawnattr_t          attr;
-    sigset_t                   none;
-    pid_t                      pid;
-    char *const                argv[] = {"ddprun", "--guardian", NULL};
+    posix_spawnattr_t attr;
+    sigset_t none;
+    pid_t pid;
+    char *const argv[] = {"ddprun", "--guardian", NULL};
     if (pipe2(pipe_fd, O_CLOEXEC) < 0) {
         say("cannot make a pipe: %s", strerror(errno));
         return 1;
@@ -48,7 +48,8 @@ int guardian_start(job *j) {
 
 static void tell(job *j, pid_t word) {
     if (j->guardian_fd < 0) return;
-    while (write(j->guardian_fd, &word, sizeof word) < 0 && errno == EINTR) {}
+    while (write(j->guardian_fd, &word, sizeof word) < 0 && errno == EINTR) {
+    }
 }
 
 void guardian_tell(job *j, pid_t group) { tell(j, group); }
@@ -61,13 +62,13 @@ void guardian_dismiss(job *j) {
 
 int guardian_main(int argc, char **argv) {
     static pid_t groups[MAX_LOCAL_RANKS];
-    int          n = 0;
+    int n = 0;
     (void)argc;
     (void)argv;
     const int ignored[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE};
     for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) signal(ignored[i], SIG_IGN);
     for (;;) {
-        pid_t   word;
+        pid_t word;
         ssize_t k = read(0, &word, sizeof word); /* words are written at once and so arrive whole */
         if (k < 0 && errno == EINTR) continue;
         if (k != sizeof word) break;

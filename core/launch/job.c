@@ -17,7 +17,8 @@
 static const double DRAIN = 0.2, UNKILLABLE = 3, SAME_SIGNAL = 0.1;
 enum { FDS_A_RANK = 4 };
 
-/* ---- signals and the end of ranks -------------------------------------------------------------------------------------- */
+/* ---- signals and the end of ranks
+ * -------------------------------------------------------------------------------------- */
 
 static void signal_groups(job *j, int sig) {
     for (int r = 0; r < j->n; r++) /* a dead leader stays a zombie until the end, so its group's id is still its own */
@@ -39,7 +40,8 @@ static void kill_all(job *j) {
     j->stopping = j->killed = true;
     j->killed_at = ddp__now();
     for (int r = 0; r < j->n && n < sizeof j->stubborn - 8; r++)
-        if (!j->ranks[r].exited) n += (size_t)snprintf(j->stubborn + n, sizeof j->stubborn - n, "%s%d", n ? ", " : "", r);
+        if (!j->ranks[r].exited)
+            n += (size_t)snprintf(j->stubborn + n, sizeof j->stubborn - n, "%s%d", n ? ", " : "", r);
     signal_groups(j, SIGKILL);
 }
 
@@ -61,7 +63,8 @@ void job_attend(job *j) {
     if (j->stopping && !j->killed && ddp__now() >= j->kill_at) kill_all(j);
 }
 
-/* ---- pipes ----------------------------------------------------------------------------------------------------------- */
+/* ---- pipes
+ * ----------------------------------------------------------------------------------------------------------- */
 
 static void close_fd(int *fd) {
     if (*fd >= 0) close(*fd);
@@ -107,11 +110,12 @@ static void drain(job *j, int r) {
     read_status(j, r);
 }
 
-/* ---- the loop ---------------------------------------------------------------------------------------------------------- */
+/* ---- the loop
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static void see_exit(job *j, int r) {
     rank_proc *p = &j->ranks[r];
-    siginfo_t  info = {0};
+    siginfo_t info = {0};
     if (p->exited || p->pid <= 0) return;
     if (waitid(P_PID, (id_t)p->pid, &info, WEXITED | WNOHANG | WNOWAIT) < 0 || info.si_pid == 0) return;
     p->signal = info.si_code == CLD_EXITED ? 0 : info.si_status;
@@ -148,8 +152,9 @@ static void fill_polls(const job *j, struct pollfd *polls) {
     polls[0] = (struct pollfd){.fd = j->signal_fd, .events = POLLIN};
     for (int r = 0; r < j->n; r++) {
         const rank_proc *p = &j->ranks[r];
-        const int        fds[FDS_A_RANK] = {p->out.fd, p->err.fd, p->status_fd, p->report_fd};
-        for (int k = 0; k < FDS_A_RANK; k++) polls[1 + r * FDS_A_RANK + k] = (struct pollfd){.fd = fds[k], .events = POLLIN};
+        const int fds[FDS_A_RANK] = {p->out.fd, p->err.fd, p->status_fd, p->report_fd};
+        for (int k = 0; k < FDS_A_RANK; k++)
+            polls[1 + r * FDS_A_RANK + k] = (struct pollfd){.fd = fds[k], .events = POLLIN};
     }
 }
 
@@ -183,11 +188,12 @@ static void loop(job *j, struct pollfd *polls) {
     }
 }
 
-/* ---- start and end -------------------------------------------------------------------------------------------------------- */
+/* ---- start and end
+ * -------------------------------------------------------------------------------------------------------- */
 
 /* All signals that we handle come through one descriptor. Before any thread starts, so that none takes them. */
 static int open_signals(job *j) {
-    sigset_t         set;
+    sigset_t set;
     struct sigaction hup;
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
@@ -217,15 +223,16 @@ static int open_store(job *j) {
 
 static void choose_threads(job *j) {
     const char *set = getenv("OMP_NUM_THREADS");
-    int         cores = ddp__cores();
-    char        threads[64];
+    int cores = ddp__cores();
+    char threads[64];
     if (set && *set) snprintf(threads, sizeof threads, "OMP_NUM_THREADS=%.20s", set);
     else {
         j->threads = cores / j->n < 1 ? 1 : cores / j->n;
         snprintf(threads, sizeof threads, "%d thread%s", j->threads, j->threads == 1 ? "" : "s");
     }
     if (j->n == 1) return;
-    if (j->n > cores) say("%d ranks, %s each; more ranks than usable cores (%d), so they take turns", j->n, threads, cores);
+    if (j->n > cores)
+        say("%d ranks, %s each; more ranks than usable cores (%d), so they take turns", j->n, threads, cores);
     else say("%d ranks, %s each", j->n, threads);
 }
 
@@ -294,7 +301,7 @@ static void free_all(job *j) {
 
 int job_run(job *j) {
     struct pollfd *polls = calloc(1 + (size_t)j->n * FDS_A_RANK, sizeof *polls);
-    int            st = polls ? begin(j) : 1;
+    int st = polls ? begin(j) : 1;
     if (st != 0) {
         end(j);
         goto out;

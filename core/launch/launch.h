@@ -1,4 +1,5 @@
-/* launch.h -- ddprun: one process that starts the ranks, merges what they print, and ends the job on its first failure. */
+/* launch.h -- ddprun: one process that starts the ranks, merges what they print, and ends the job on its first failure.
+ */
 #ifndef DDP_LAUNCH_H
 #define DDP_LAUNCH_H
 
@@ -10,19 +11,20 @@
 
 enum { EXIT_USAGE = 2, MAX_LOCAL_RANKS = 4096 };
 
-/* ---- options (options.c) ------------------------------------------------------------------------------------------ */
+/* ---- options (options.c) ------------------------------------------------------------------------------------------
+ */
 
 typedef struct options {
-    int         n;           /* ranks; 0 while `-n` asks for one a core */
-    double      timeout;     /* seconds; 0: not given */
-    double      grace;       /* seconds between SIGTERM and SIGKILL */
+    int n;          /* ranks; 0 while `-n` asks for one a core */
+    double timeout; /* seconds; 0: not given */
+    double grace;   /* seconds between SIGTERM and SIGKILL */
     const char *engine;
-    const char *log_dir;     /* NULL: none */
-    const char *report;      /* NULL: none */
-    const char *show;        /* as given; NULL: all */
-    int         master_port; /* 0: the system chooses */
-    bool        timestamps, exec, bind_core, print_env, version, help;
-    char      **args;        /* the script or program and what follows; NULL-terminated */
+    const char *log_dir; /* NULL: none */
+    const char *report;  /* NULL: none */
+    const char *show;    /* as given; NULL: all */
+    int master_port;     /* 0: the system chooses */
+    bool timestamps, exec, bind_core, print_env, version, help;
+    char **args; /* the script or program and what follows; NULL-terminated */
 } options;
 
 /* Reads environment twins, then argv. 0, or an exit status after one sentence on stderr. */
@@ -31,7 +33,8 @@ DDP_LOCAL void options_help(void);
 /* Whether rank r is among `--show`. */
 DDP_LOCAL bool options_shows(const options *o, int r);
 
-/* ---- places (paths.c) ----------------------------------------------------------------------------------------------- */
+/* ---- places (paths.c) -----------------------------------------------------------------------------------------------
+ */
 
 typedef struct places {
     char exe_dir[1024];  /* where ddprun lies */
@@ -40,17 +43,18 @@ typedef struct places {
     char lua_path[5000]; /* templates for package.path */
 } places;
 
-DDP_LOCAL int  places_find(places *p);
+DDP_LOCAL int places_find(places *p);
 DDP_LOCAL void places_print_env(const places *p);
 /* The script `name`, here or among ours, into out. 0, or EXIT_USAGE after a sentence. */
 DDP_LOCAL int places_script(const places *p, const char *name, char *out, size_t n);
 /* Whether a program can be started. 0, or EXIT_USAGE after a sentence. */
 DDP_LOCAL int places_program(const char *name);
 
-/* ---- the job ---------------------------------------------------------------------------------------------------------- */
+/* ---- the job
+ * ---------------------------------------------------------------------------------------------------------- */
 
 typedef struct text {
-    char  *p;
+    char *p;
     size_t n, room;
 } text;
 DDP_LOCAL bool text_add(text *t, const void *p, size_t n);
@@ -59,47 +63,47 @@ enum { TAIL_BYTES = 16 << 10 };
 
 /* One of a rank's two output pipes. */
 typedef struct stream {
-    int  fd;   /* -1: closed or inherited */
-    int  to;   /* 1 or 2 */
+    int fd;    /* -1: closed or inherited */
+    int to;    /* 1 or 2 */
     text part; /* a line that has not ended */
 } stream;
 
 typedef struct rank_proc {
-    pid_t  pid; /* also its group; 0: not started */
+    pid_t pid; /* also its group; 0: not started */
     stream out, err;
-    int    status_fd, report_fd, log_fd;
-    text   status, report;
-    char   tail[TAIL_BYTES]; /* the last bytes of stderr */
+    int status_fd, report_fd, log_fd;
+    text status, report;
+    char tail[TAIL_BYTES]; /* the last bytes of stderr */
     size_t tail_n;
-    bool   exited, joined, finished;
-    bool   failed, peer, left; /* peer: a consequence of another's failure; left: exit 0 while others wait */
-    int    code;               /* exit status as a shell sees it: 128 + n for a signal */
-    int    signal;             /* 0: none */
+    bool exited, joined, finished;
+    bool failed, peer, left; /* peer: a consequence of another's failure; left: exit 0 while others wait */
+    int code;                /* exit status as a shell sees it: 128 + n for a signal */
+    int signal;              /* 0: none */
     double exit_at, fail_at;
-    char  *error;              /* what it said on the status pipe */
+    char *error; /* what it said on the status pipe */
 } rank_proc;
 
 typedef struct job {
-    const options    *o;
-    const places     *places;
-    int               n, threads, port;
-    double            started;
-    char              token[33];
-    rank_proc        *ranks;
+    const options *o;
+    const places *places;
+    int n, threads, port;
+    double started;
+    char token[33];
+    rank_proc *ranks;
     ddp_store_server *store;
-    int               signal_fd, guardian_fd;
-    bool              prefixed; /* output goes by whole lines with a prefix */
-    bool              at_line_start[3];
-    bool              broken[3]; /* nobody reads our stdout, our stderr */
-    int               first;     /* the rank that failed first, -1: none */
-    int               waiter;    /* the rank that waited for one that left, -1: none */
-    bool              in_rendezvous;
-    int               stop_signal; /* that a user sent us */
-    bool              child_news; /* a SIGCHLD came that nobody has looked into */
-    bool              stopping, killed;
-    char              stubborn[64]; /* who had to be killed, for the last block */
-    double            stopped_at, kill_at, killed_at, drain_until;
-    long              oom_kills; /* at the start; -1: unknown */
+    int signal_fd, guardian_fd;
+    bool prefixed; /* output goes by whole lines with a prefix */
+    bool at_line_start[3];
+    bool broken[3]; /* nobody reads our stdout, our stderr */
+    int first;      /* the rank that failed first, -1: none */
+    int waiter;     /* the rank that waited for one that left, -1: none */
+    bool in_rendezvous;
+    int stop_signal; /* that a user sent us */
+    bool child_news; /* a SIGCHLD came that nobody has looked into */
+    bool stopping, killed;
+    char stubborn[64]; /* who had to be killed, for the last block */
+    double stopped_at, kill_at, killed_at, drain_until;
+    long oom_kills; /* at the start; -1: unknown */
 } job;
 
 /* spawn.c: starts all ranks. 0, or an exit status after a sentence. */
@@ -107,8 +111,8 @@ DDP_LOCAL int spawn_ranks(job *j);
 /* rank.c: the far side: main of `--rank-trampoline`. */
 DDP_LOCAL int rank_main(int argc, char **argv);
 /* guardian.c: starts the guardian; main of it; tells it a group; tells it to leave. */
-DDP_LOCAL int  guardian_start(job *j);
-DDP_LOCAL int  guardian_main(int argc, char **argv);
+DDP_LOCAL int guardian_start(job *j);
+DDP_LOCAL int guardian_main(int argc, char **argv);
 DDP_LOCAL void guardian_tell(job *j, pid_t group);
 DDP_LOCAL void guardian_dismiss(job *j);
 /* job.c: runs the job to its end; the exit status. */
@@ -130,7 +134,7 @@ DDP_LOCAL void verdict_exited(job *j, int r);
 DDP_LOCAL void verdict_decide(job *j);
 /* Whether a decision is only a matter of time, so that the loop must look again soon. */
 DDP_LOCAL bool verdict_pending(const job *j);
-DDP_LOCAL int  verdict_print(job *j);
+DDP_LOCAL int verdict_print(job *j);
 DDP_LOCAL long verdict_oom_kills(void);
 
 /* report.c: writes rank 0's report; 0 or 1 after a sentence. */

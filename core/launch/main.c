@@ -9,15 +9,16 @@
 #include "launch.h"
 
 void say(const char *fmt, ...) {
-    char    line[8192];
+    char line[8192];
     va_list ap;
-    int     n = snprintf(line, sizeof line, "ddprun: ");
+    int n = snprintf(line, sizeof line, "ddprun: ");
     va_start(ap, fmt);
     n += vsnprintf(line + n, sizeof line - (size_t)n, fmt, ap);
     va_end(ap);
     if (n > (int)sizeof line - 2) n = sizeof line - 2;
     line[n++] = '\n';
-    while (write(2, line, (size_t)n) < 0 && errno == EINTR) {} /* one write, so that lines of two jobs do not mix */
+    while (write(2, line, (size_t)n) < 0 && errno == EINTR) {
+    } /* one write, so that lines of two jobs do not mix */
 }
 
 /* The script's place in o->args[0], or a check that the program is there. */
@@ -29,11 +30,11 @@ static int find_script(const options *o, const places *p, char *script, size_t n
 }
 
 int main(int argc, char **argv) {
-    static char   script[4096];
+    static char script[4096];
     static places p;
-    options       o;
-    double        started = ddp__now();
-    int           st;
+    options o;
+    double started = ddp__now();
+    int st;
     if (argc > 1 && strcmp(argv[1], "--rank-trampoline") == 0) return rank_main(argc, argv);
     if (argc > 1 && strcmp(argv[1], "--guardian") == 0) return guardian_main(argc, argv);
     if ((st = options_read(&o, argc, argv)) != 0) return st;
@@ -43,6 +44,13 @@ int main(int argc, char **argv) {
     else if (o.print_env) places_print_env(&p);
     if (o.help || o.version || o.print_env) return fflush(stdout) == 0 ? 0 : 1;
     if ((st = find_script(&o, &p, script, sizeof script)) != 0) return st;
-    job j = {.o = &o, .places = &p, .n = o.n, .started = started, .signal_fd = -1, .guardian_fd = -1, .first = -1, .waiter = -1};
+    job j = {.o = &o,
+             .places = &p,
+             .n = o.n,
+             .started = started,
+             .signal_fd = -1,
+             .guardian_fd = -1,
+             .first = -1,
+             .waiter = -1};
     return job_run(&j);
 }

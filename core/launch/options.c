@@ -27,7 +27,7 @@ static int whole(const char *s, int lo, int hi, int *out) {
 }
 
 static int seconds(const char *s, double least, double *out) {
-    char  *end;
+    char *end;
     double v = strtod(s, &end);
     if (end == s || *end || !(v >= least && v < 1e9) || isspace((unsigned char)*s)) return 1;
     *out = v;
@@ -101,7 +101,8 @@ static int take_never(options *o, const char *s) {
 
 #define NOT_YET "not built yet"
 static const option all[] = {
-    {"-n", "DDP_N", "N", "a number from 1, auto or cpu", "ranks on this host: a number, auto (one) or cpu (one a core); default 1", take_n},
+    {"-n", "DDP_N", "N", "a number from 1, auto or cpu",
+     "ranks on this host: a number, auto (one) or cpu (one a core); default 1", take_n},
     {"--engine", "DDP_ENGINE", "NAME", "auto or shm", "how ranks talk: auto, shm", take_engine},
     {"--timeout", "DDP_TIMEOUT", "S", "seconds above 0", "seconds for every wait of a rank; default 600", take_timeout},
     {"--grace", "DDP_GRACE", "S", "seconds from 0", "seconds between SIGTERM and SIGKILL; default 5", take_grace},
@@ -113,7 +114,8 @@ static const option all[] = {
     {"--exec", NULL, NULL, NULL, "run a program in place of a Lua script", take_exec},
     {"--master-addr", "DDP_MASTER_ADDR", "HOST", "127.0.0.1 or localhost (several hosts are not built yet)",
      "this host only", take_master_addr},
-    {"--master-port", "DDP_MASTER_PORT", "P", "a port, or 0 for any", "the port of the store; default: one that is free", take_master_port},
+    {"--master-port", "DDP_MASTER_PORT", "P", "a port, or 0 for any",
+     "the port of the store; default: one that is free", take_master_port},
     {"--nnodes", "DDP_NNODES", "N", NOT_YET ", 1 is accepted", "several hosts: not built yet", take_one},
     {"--node-rank", "DDP_NODE_RANK", "I", NOT_YET ", 0 is accepted", "several hosts: not built yet", take_zero},
     {"--max-restarts", "DDP_MAX_RESTARTS", "K", NOT_YET ", 0 is accepted", "restarts: not built yet", take_zero},
@@ -126,7 +128,7 @@ enum { COUNT = sizeof all / sizeof *all };
 
 /* Edits between two short words. */
 static int distance(const char *a, const char *b) {
-    int    row[64];
+    int row[64];
     size_t la = strlen(a), lb = strlen(b);
     if (la > 40 || lb > 40) return 99;
     for (size_t k = 0; k <= lb; k++) row[k] = (int)k;
@@ -145,9 +147,9 @@ static int distance(const char *a, const char *b) {
 }
 
 static int unknown(const char *got, size_t len) {
-    char        name[64];
+    char name[64];
     const char *near = NULL;
-    int         best = 3;
+    int best = 3;
     snprintf(name, sizeof name, "%.*s", (int)len, got);
     for (int i = 0; i < COUNT; i++) {
         int d = strncmp(all[i].name, "--", 2) == 0 ? distance(name, all[i].name) : 99;
@@ -166,9 +168,11 @@ static int unknown(const char *got, size_t len) {
 static int take(options *o, const option *p, const char *source, const char *value) {
     if (p->take(o, value) == 0) return 0;
     static const char *const later[] = {"gloo", "mpi", "nccl", "hier"};
-    if (strcmp(p->name, "-n") == 0 && strcmp(value, "gpu") == 0) say("%s gpu: no GPU here, expected %s", source, p->expect);
+    if (strcmp(p->name, "-n") == 0 && strcmp(value, "gpu") == 0)
+        say("%s gpu: no GPU here, expected %s", source, p->expect);
     else if (p->take == take_never) say("%s is not built yet", source);
-    else if (p->expect && strncmp(p->expect, NOT_YET, strlen(NOT_YET)) == 0) say("%s %s is %s", source, value, p->expect);
+    else if (p->expect && strncmp(p->expect, NOT_YET, strlen(NOT_YET)) == 0)
+        say("%s %s is %s", source, value, p->expect);
     else {
         for (size_t i = 0; p->take == take_engine && i < sizeof later / sizeof *later; i++) {
             if (strcmp(value, later[i]) != 0) continue;
@@ -183,7 +187,7 @@ static int take(options *o, const option *p, const char *source, const char *val
 /* The option at args[*i], moved on to its last word. */
 static int read_one(options *o, char **args, int *i) {
     const char *arg = args[*i], *value = NULL;
-    size_t      len = strncmp(arg, "--", 2) == 0 ? strcspn(arg, "=") : strlen(arg);
+    size_t len = strncmp(arg, "--", 2) == 0 ? strcspn(arg, "=") : strlen(arg);
     if (arg[0] == '-' && arg[1] == 'n' && isdigit((unsigned char)arg[2])) len = 2; /* -n2 */
     for (int k = 0; k < COUNT; k++) {
         const option *p = &all[k];
@@ -204,7 +208,7 @@ static int check_whole(options *o) {
     if (o->n == 0) o->n = ddp__cores();
     for (const char *s = o->show; s && *s; s += strcspn(s, ","), s += *s == ',') {
         char *end;
-        long  r = strtol(s, &end, 10);
+        long r = strtol(s, &end, 10);
         if (r < o->n) continue;
         say("--show names rank %.*s, expected ranks from 0 to %d", (int)strcspn(s, ","), s, o->n - 1);
         return EXIT_USAGE;

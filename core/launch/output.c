@@ -35,7 +35,7 @@ static const double LAST_WORDS = 1;
 static bool wait_writable(job *j, int fd) {
     for (;;) {
         struct pollfd p[] = {{.fd = fd, .events = POLLOUT}, {.fd = j->signal_fd, .events = POLLIN}};
-        int           k = poll(p, 2, 100);
+        int k = poll(p, 2, 100);
         if (k < 0 && errno != EINTR) return false;
         if (p[0].revents) return true;
         job_attend(j);
@@ -70,7 +70,7 @@ static size_t make_prefix(const job *j, int r, char *buf, size_t n) {
     size_t k = 0;
     if (j->o->timestamps) {
         struct timespec t;
-        struct tm       tm;
+        struct tm tm;
         clock_gettime(CLOCK_REALTIME, &t);
         localtime_r(&t.tv_sec, &tm);
         k = strftime(buf, n, "%H:%M:%S", &tm);
@@ -82,12 +82,12 @@ static size_t make_prefix(const job *j, int r, char *buf, size_t n) {
 
 /* Writes whole lines (a last one without its end gets it), each with the prefix. */
 static void write_lines(job *j, int r, int to, const char *p, size_t n) {
-    char   prefix[64];
+    char prefix[64];
     size_t len = make_prefix(j, r, prefix, sizeof prefix);
-    text   out = {0};
+    text out = {0};
     for (const char *end = p + n; p < end;) {
         const char *eol = memchr(p, '\n', (size_t)(end - p));
-        size_t      line = (size_t)((eol ? eol : end) - p);
+        size_t line = (size_t)((eol ? eol : end) - p);
         if (!text_add(&out, prefix, len) || !text_add(&out, p, line) || !text_add(&out, "\n", 1)) break;
         p += line + 1;
     }
@@ -131,7 +131,7 @@ static void take(job *j, int r, stream *s, const char *b, size_t n) {
         return;
     }
     const char *last = memrchr(b, '\n', n);
-    size_t      whole = last ? (size_t)(last - b) + 1 : 0;
+    size_t whole = last ? (size_t)(last - b) + 1 : 0;
     if (whole && s->part.n) {
         size_t first = (size_t)((const char *)memchr(b, '\n', n) - b) + 1;
         text_add(&s->part, b, first);

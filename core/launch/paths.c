@@ -11,7 +11,7 @@
 static bool exists(const char *path) { return access(path, F_OK) == 0; }
 
 int places_find(places *p) {
-    char    root[sizeof p->exe_dir], path[sizeof p->exe_dir + 40];
+    char root[sizeof p->exe_dir], path[sizeof p->exe_dir + 40];
     ssize_t n = readlink("/proc/self/exe", root, sizeof root - 1);
     if (n <= 0) {
         say("cannot read /proc/self/exe: %s", strerror(errno));
@@ -31,7 +31,8 @@ int places_find(places *p) {
         const char *b = p->exe_dir; /* generated Lua files lie beside ddprun */
         snprintf(p->lib_dir, sizeof p->lib_dir, "%s", b);
         snprintf(p->scripts, sizeof p->scripts, "%s/scripts", root);
-        snprintf(p->lua_path, sizeof p->lua_path, "%s/lua/?.lua;%s/lua/?/init.lua;%s/lua/?.lua;%s/lua/?/init.lua", b, b, root, root);
+        snprintf(p->lua_path, sizeof p->lua_path, "%s/lua/?.lua;%s/lua/?/init.lua;%s/lua/?.lua;%s/lua/?/init.lua", b, b,
+                 root, root);
     }
     return 0;
 }
@@ -82,7 +83,7 @@ int places_script(const places *p, const char *name, char *out, size_t n) {
 }
 
 int places_program(const char *name) {
-    char        path[4096];
+    char path[4096];
     const char *dirs = getenv("PATH");
     if (strchr(name, '/')) {
         if (access(name, X_OK) == 0) return 0;

@@ -1,6 +1,7 @@
 /* rank.c -- the first thing in a rank's process: it ties its life to ddprun's, then becomes the script or the program.
  *
- *   ddprun --rank-trampoline PARENT CPUS script|exec NAME [arguments]     CPUS: "first:count" of the usable cores, or "-" */
+ *   ddprun --rank-trampoline PARENT CPUS script|exec NAME [arguments]     CPUS: "first:count" of the usable cores, or
+ * "-" */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -15,7 +16,7 @@
 
 /* Binds to `count` of the usable cores from the first-th on, around the end. */
 static void bind_cores(const char *spec) {
-    int       first, count, k = 0, usable[CPU_SETSIZE];
+    int first, count, k = 0, usable[CPU_SETSIZE];
     cpu_set_t set;
     if (sscanf(spec, "%d:%d", &first, &count) != 2 || sched_getaffinity(0, sizeof set, &set) < 0) return;
     for (int c = 0; c < CPU_SETSIZE; c++)
@@ -33,7 +34,7 @@ static void close_on_exec(const char *env) {
 
 /* The Lua side is loaded here and not linked, so that the launcher itself starts in no time. */
 static int run_script(int argc, char **argv) {
-    char   path[1200];
+    char path[1200];
     places p;
     int (*host_main)(const char *script, int argc, char **argv);
     if (places_find(&p) != 0) return 1;

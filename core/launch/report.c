@@ -21,9 +21,9 @@ static int write_file(int fd, const char *p, size_t n) {
 
 int report_write(job *j) {
     const char *file = j->o->report;
-    text       *t = &j->ranks[0].report;
-    char        tmp[4096];
-    int         fd;
+    text *t = &j->ranks[0].report;
+    char tmp[4096];
+    int fd;
     if (!file) return 0;
     if (t->n == 0) {
         if (j->first >= 0 || j->stop_signal) return 0; /* the failure is the news */

@@ -13,21 +13,22 @@
 
 extern char **environ;
 
-/* ---- the environment ------------------------------------------------------------------------------------------------ */
+/* ---- the environment ------------------------------------------------------------------------------------------------
+ */
 
 enum { SET_MAX = 24, SET_LEN = 6000 };
 
 typedef struct env_list {
     char *set[SET_MAX]; /* "NAME=value", owned */
-    int   n_set;
-    char **all;         /* what posix_spawn takes; the array alone is owned */
+    int n_set;
+    char **all; /* what posix_spawn takes; the array alone is owned */
 } env_list;
 
 static void env_set(env_list *e, const char *name, const char *fmt, ...) DDP_PRINTF(3, 4);
 static void env_set(env_list *e, const char *name, const char *fmt, ...) {
-    char    line[SET_LEN];
+    char line[SET_LEN];
     va_list ap;
-    int     n = snprintf(line, sizeof line, "%s=", name);
+    int n = snprintf(line, sizeof line, "%s=", name);
     va_start(ap, fmt);
     vsnprintf(line + n, sizeof line - (size_t)n, fmt, ap);
     va_end(ap);
@@ -82,7 +83,8 @@ static bool env_of_rank(const job *j, int r, int status_fd, int report_fd, env_l
     return env_join(e);
 }
 
-/* ---- one rank --------------------------------------------------------------------------------------------------------- */
+/* ---- one rank
+ * --------------------------------------------------------------------------------------------------------- */
 
 /* The write ends that the rank takes; -1: none. */
 typedef struct ends {
@@ -124,8 +126,8 @@ static void set_files(posix_spawn_file_actions_t *fa, int r, const ends *w) {
 
 static int spawn_with(const job *j, rank_proc *p, int r, const ends *w, char **argv, char **env) {
     posix_spawn_file_actions_t fa;
-    posix_spawnattr_t          attr;
-    sigset_t                   none, every;
+    posix_spawnattr_t attr;
+    sigset_t none, every;
     (void)j;
     sigemptyset(&none);
     sigfillset(&every);
@@ -145,9 +147,9 @@ static int spawn_with(const job *j, rank_proc *p, int r, const ends *w, char **a
 
 static int spawn_rank(job *j, int r, char **argv, char *cpus, size_t cpus_n) {
     rank_proc *p = &j->ranks[r];
-    ends       w;
-    env_list   env = {0};
-    int        err = 0, per = ddp__cores() / j->n;
+    ends w;
+    env_list env = {0};
+    int err = 0, per = ddp__cores() / j->n;
     if (j->o->bind_core) snprintf(cpus, cpus_n, "%d:%d", r * (per > 0 ? per : 1), per > 0 ? per : 1);
     if (!make_pipes(j, p, &w)) err = errno;
     else if (!env_of_rank(j, r, w.status, w.report, &env)) err = ENOMEM;
@@ -162,10 +164,11 @@ static int spawn_rank(job *j, int r, char **argv, char *cpus, size_t cpus_n) {
     return 0;
 }
 
-/* ---- all ranks ---------------------------------------------------------------------------------------------------------- */
+/* ---- all ranks
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static int open_logs(job *j) {
-    char        path[4096];
+    char path[4096];
     const char *dir = j->o->log_dir;
     for (size_t i = 1; i <= strlen(dir); i++) { /* with the folders above it */
         if (dir[i] != '/' && dir[i]) continue;
@@ -184,9 +187,9 @@ fail:
 }
 
 int spawn_ranks(job *j) {
-    char   parent[24], cpus[32] = "-";
+    char parent[24], cpus[32] = "-";
     size_t n = 0;
-    int    st = 0;
+    int st = 0;
     if (j->o->log_dir && open_logs(j) != 0) return 1;
     while (j->o->args[n]) n++;
     char **argv = malloc((n + 6) * sizeof *argv);

@@ -11,7 +11,8 @@
 static const double CAUSE_COMES = 0.1, ENDS_ITSELF = 1, LEAVE_TOGETHER = 0.3;
 enum { TAIL_LINES = 10 };
 
-/* ---- what ranks say ------------------------------------------------------------------------------------------------------ */
+/* ---- what ranks say
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* \n and \\ as they were. */
 static void unescape(char *s) {
@@ -52,7 +53,8 @@ void verdict_exited(job *j, int r) {
     p->fail_at = p->exit_at;
 }
 
-/* ---- choosing -------------------------------------------------------------------------------------------------------------- */
+/* ---- choosing
+ * -------------------------------------------------------------------------------------------------------------- */
 
 /* Whether rank q is at work in the job. */
 static bool works(const rank_proc *q) { return !q->exited && !q->finished; }
@@ -60,7 +62,7 @@ static bool works(const rank_proc *q) { return !q->exited && !q->finished; }
 /* A rank that exited 0 without ddp_finish fails the job when others wait for it. */
 static void judge_left(job *j, int r, double now) {
     rank_proc *p = &j->ranks[r];
-    int        waits = ddp__store_server_waiting(j->store);
+    int waits = ddp__store_server_waiting(j->store);
     if (!p->exited || p->code != 0 || p->finished || p->failed) return;
     for (int q = 0; q < j->n && !p->failed; q++) {
         const rank_proc *other = &j->ranks[q];
@@ -97,7 +99,7 @@ static int who_left(const job *j, int r) {
 
 void verdict_decide(job *j) {
     double now = ddp__now();
-    bool   others = false; /* somebody runs who may still fail of his own */
+    bool others = false; /* somebody runs who may still fail of his own */
     if (j->stopping || j->first >= 0) return;
     for (int r = 0; r < j->n; r++) {
         judge_left(j, r, now);
@@ -130,11 +132,12 @@ bool verdict_pending(const job *j) {
     return left && at_work;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------------------------------ */
+/* ---- memory
+ * ------------------------------------------------------------------------------------------------------------------ */
 
 long verdict_oom_kills(void) {
-    char  line[512], path[600] = "";
-    long  n = -1;
+    char line[512], path[600] = "";
+    long n = -1;
     FILE *f = fopen("/proc/self/cgroup", "re");
     while (f && fgets(line, sizeof line, f)) {
         if (strncmp(line, "0::", 3) != 0) continue;
@@ -150,11 +153,12 @@ long verdict_oom_kills(void) {
     return n;
 }
 
-/* ---- the block ----------------------------------------------------------------------------------------------------------------- */
+/* ---- the block
+ * ----------------------------------------------------------------------------------------------------------------- */
 
 static void add(text *t, const char *fmt, ...) DDP_PRINTF(2, 3);
 static void add(text *t, const char *fmt, ...) {
-    char    line[1024];
+    char line[1024];
     va_list ap;
     va_start(ap, fmt);
     int n = vsnprintf(line, sizeof line, fmt, ap);
@@ -166,7 +170,7 @@ static void add(text *t, const char *fmt, ...) {
 static void add_lines(text *t, const char *margin, const char *s, size_t n) {
     for (const char *end = s + n; s < end;) {
         const char *eol = memchr(s, '\n', (size_t)(end - s));
-        size_t      len = (size_t)((eol ? eol : end) - s);
+        size_t len = (size_t)((eol ? eol : end) - s);
         text_add(t, margin, strlen(margin));
         text_add(t, s, len);
         text_add(t, "\n", 1);
@@ -176,8 +180,8 @@ static void add_lines(text *t, const char *margin, const char *s, size_t n) {
 
 static void add_tail(text *t, const job *j, int r) {
     const rank_proc *p = &j->ranks[r];
-    size_t           n = p->tail_n, from;
-    size_t           told = p->error && !p->left ? strlen(p->error) : 0;
+    size_t n = p->tail_n, from;
+    size_t told = p->error && !p->left ? strlen(p->error) : 0;
     if (n && p->tail[n - 1] == '\n') n--;
     if (told && n >= told && memcmp(p->tail + n - told, p->error, told) == 0) n -= told; /* it stands above already */
     if (n && p->tail[n - 1] == '\n') n--;
@@ -199,10 +203,12 @@ static void add_cause(text *t, const job *j) {
     const rank_proc *p = &j->ranks[j->first];
     if (p->left) {
         const char *how = p->exited ? "left (exit 0)" : "finished";
-        add(t, "ddprun: rank %d %s while rank %d waits for it%s\n", j->first, how, j->waiter, j->in_rendezvous ? " in rendezvous" : "");
+        add(t, "ddprun: rank %d %s while rank %d waits for it%s\n", j->first, how, j->waiter,
+            j->in_rendezvous ? " in rendezvous" : "");
         return;
     }
-    add(t, "ddprun: rank %d failed%s %.2f s after the start: ", j->first, j->n > 1 ? " first," : "", p->fail_at - j->started);
+    add(t, "ddprun: rank %d failed%s %.2f s after the start: ", j->first, j->n > 1 ? " first," : "",
+        p->fail_at - j->started);
     bool by_us = p->signal && p->error; /* it had reported, and did not end by itself */
     if (by_us || !p->exited) add(t, "an error, after which it did not end");
     else if (p->signal) {
@@ -215,12 +221,13 @@ static void add_cause(text *t, const job *j) {
 static void add_oom(text *t, const job *j) {
     long now = j->oom_kills >= 0 ? verdict_oom_kills() : -1;
     if (now <= j->oom_kills) return;
-    add(t, "  out of memory: the cgroup's oom_kill count rose by %ld, from %ld to %ld\n", now - j->oom_kills, j->oom_kills, now);
+    add(t, "  out of memory: the cgroup's oom_kill count rose by %ld, from %ld to %ld\n", now - j->oom_kills,
+        j->oom_kills, now);
 }
 
 static void add_failure(text *t, const job *j) {
     const rank_proc *p = &j->ranks[j->first];
-    int              teller = p->left ? j->waiter : j->first;
+    int teller = p->left ? j->waiter : j->first;
     add_cause(t, j);
     if (teller >= 0 && j->ranks[teller].error) {
         if (teller != j->first) add(t, "  rank %d says:\n", teller);
@@ -232,12 +239,12 @@ static void add_failure(text *t, const job *j) {
 
 int verdict_print(job *j) {
     text t = {0};
-    int  st = 0;
+    int st = 0;
     if (j->first < 0 && !j->stop_signal) return 0;
     if (!j->at_line_start[2]) add(&t, "\n");
     if (j->first >= 0) {
         const rank_proc *p = &j->ranks[j->first];
-        bool             own = p->exited && p->code != 0 && !p->left && !(p->error && p->signal);
+        bool own = p->exited && p->code != 0 && !p->left && !(p->error && p->signal);
         st = own ? p->code : 1;
         add_failure(&t, j);
     } else {

@@ -20,9 +20,9 @@ typedef struct free_block {
 
 static struct {
     pthread_mutex_t lock;
-    free_block     *bin[CLASSES];
-    int64_t         allocated, reserved, peak;
-    int64_t         fail_at;
+    free_block *bin[CLASSES];
+    int64_t allocated, reserved, peak;
+    int64_t fail_at;
     void *(*hook_alloc)(void *, size_t);
     void (*hook_free)(void *, void *, size_t);
     void *hook_ctx;
@@ -38,7 +38,7 @@ static int class_of(size_t bytes, size_t *rounded) {
         *rounded = units << MIN_SHIFT;
         return (int)units;
     }
-    int    shift = 60 - __builtin_clzl(units); /* units >> shift is 8..15 */
+    int shift = 60 - __builtin_clzl(units); /* units >> shift is 8..15 */
     size_t top = (units + ((size_t)1 << shift) - 1) >> shift;
     if (top == 16) {
         top = 8;
@@ -97,9 +97,9 @@ void *ddp__mem_alloc(size_t bytes) {
         return NULL;
     }
     size_t rounded;
-    int    c = class_of(bytes, &rounded);
+    int c = class_of(bytes, &rounded);
     pthread_mutex_lock(&m.lock);
-    bool  fail = m.fail_at > 0 && --m.fail_at == 0;
+    bool fail = m.fail_at > 0 && --m.fail_at == 0;
     void *p = NULL;
     if (!fail) {
         p = m.bin[c];
@@ -123,7 +123,7 @@ void *ddp__mem_alloc(size_t bytes) {
 void ddp__mem_free(void *p, size_t bytes) {
     if (!p) return;
     size_t rounded;
-    int    c = class_of(bytes, &rounded);
+    int c = class_of(bytes, &rounded);
     pthread_mutex_lock(&m.lock);
     m.allocated -= (int64_t)rounded;
 #ifdef __SANITIZE_ADDRESS__ /* a cache would hide writes after free */

@@ -37,7 +37,8 @@ static int check_inputs(const ddp_op_def *op, int n_in, ddp_tensor *const *in) {
         int k = op->lists ? 0 : i;
         if (!in[i]) {
             if (!op->lists && (op->optional >> k) & 1) continue;
-            return ddp__op_fail_(op->name, DDP_ENULL, "%s is missing", op->lists ? "a tensor of the list" : op->in_names[k]);
+            return ddp__op_fail_(op->name, DDP_ENULL, "%s is missing",
+                                 op->lists ? "a tensor of the list" : op->in_names[k]);
         }
         if (device >= 0 && in[i]->m.device != device)
             return ddp__op_fail_(op->name, DDP_EDEVICE, "%s is on another device", op->in_names[k]);
@@ -71,7 +72,7 @@ static ddp_dtype common_dtype(int n_in, ddp_tensor *const *in) {
 }
 
 static ddp_tensor *cast_number(const ddp_tensor *x, ddp_dtype to) {
-    ddp_meta    m = {.dtype = to, .device = x->m.device};
+    ddp_meta m = {.dtype = to, .device = x->m.device};
     ddp_tensor *t = ddp__tensor_new(&m);
     if (t) ddp__store(to, ddp__ptr(t), 0, ddp__load(x->m.dtype, ddp__ptr(x), 0));
     return t;
@@ -101,13 +102,15 @@ static int promote(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor *
         ddp_dtype own = in[0]->m.dtype;
         bool wider = ddp__is_float(to) && !ddp__is_float(own);
         if (wider || (own == DDP_BOOL && to != DDP_BOOL))
-            return ddp__op_fail_(op->name, DDP_EDTYPE, "a result of %s does not fit in place into %s", ddp_dtype_name(to), ddp_dtype_name(own));
+            return ddp__op_fail_(op->name, DDP_EDTYPE, "a result of %s does not fit in place into %s",
+                                 ddp_dtype_name(to), ddp_dtype_name(own));
         return cast_inputs(n_in, in, owned, own, 1);
     }
     return cast_inputs(n_in, in, owned, to, first);
 }
 
-/* ---- outputs ------------------------------------------------------------------------------------------------------- */
+/* ---- outputs -------------------------------------------------------------------------------------------------------
+ */
 
 static int make_outputs(ddp_call *c, const ddp_meta *meta) {
     for (int i = 0; i < c->op->n_out; i++) {
@@ -140,11 +143,14 @@ static void count_writes(const ddp_call *c, bool in_place) {
 static int check_in_place_target(const ddp_call *c, const ddp_meta *meta) {
     ddp_tensor *x = c->in[0];
     if (!ddp__meta_same_size(&meta[0], &x->m))
-        return ddp__op_fail(c, DDP_ESHAPE, "a result of %s does not fit in place into %s", DDP_SHAPE_TEXT(&meta[0]), DDP_SHAPE_TEXT(&x->m));
+        return ddp__op_fail(c, DDP_ESHAPE, "a result of %s does not fit in place into %s", DDP_SHAPE_TEXT(&meta[0]),
+                            DDP_SHAPE_TEXT(&x->m));
     if (meta[0].dtype != x->m.dtype)
-        return ddp__op_fail(c, DDP_EDTYPE, "a result of %s does not fit in place into %s", ddp_dtype_name(meta[0].dtype), ddp_dtype_name(x->m.dtype));
+        return ddp__op_fail(c, DDP_EDTYPE, "a result of %s does not fit in place into %s",
+                            ddp_dtype_name(meta[0].dtype), ddp_dtype_name(x->m.dtype));
     for (int i = 0; i < x->m.ndim; i++)
-        if (x->m.stride[i] == 0 && x->m.size[i] > 1) return ddp__op_fail(c, DDP_EINVAL, "in place on an expanded tensor, whose elements share memory");
+        if (x->m.stride[i] == 0 && x->m.size[i] > 1)
+            return ddp__op_fail(c, DDP_EINVAL, "in place on an expanded tensor, whose elements share memory");
     return ddp__slots.check_in_place ? ddp__slots.check_in_place(c->op, x, c->n_in, c->in) : 0;
 }
 
@@ -167,10 +173,12 @@ static int copy_overlapping(ddp_call *c, ddp_tensor **in, ddp_tensor **owned) {
 static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_place) {
     const ddp_op_def *op = c->op;
     ddp_meta meta[DDP_MAX_OUT];
-    int      st = check_inputs(op, c->n_in, in);
+    int st = check_inputs(op, c->n_in, in);
     if (st < 0) return st;
     if (ddp__slots.cast && (st = ddp__slots.cast(op, c->n_in, in)) < 0) return st;
-    if ((op->flags & (DDP_OPF_PROMOTE | DDP_OPF_FLOAT) || op->id == DDP_OP_where) && (st = promote(op, c->n_in, in, owned, in_place)) < 0) return st;
+    if ((op->flags & (DDP_OPF_PROMOTE | DDP_OPF_FLOAT) || op->id == DDP_OP_where) &&
+        (st = promote(op, c->n_in, in, owned, in_place)) < 0)
+        return st;
     memset(meta, 0, sizeof meta[0] * (size_t)op->n_out);
     if (in_place && !op->lists && (st = copy_overlapping(c, in, owned)) < 0) return st;
     if ((st = op->rules->infer(c, meta)) < 0) return st;
@@ -184,10 +192,11 @@ static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_pl
     return st;
 }
 
-static int call(const ddp_op_def *op, const void *attrs, int n_in, ddp_tensor *const *given, ddp_tensor **out, bool in_place) {
+static int call(const ddp_op_def *op, const void *attrs, int n_in, ddp_tensor *const *given, ddp_tensor **out,
+                bool in_place) {
     int st = ddp__pending();
     if (st) return st;
-    ddp_tensor  *small[2 * SMALL];
+    ddp_tensor *small[2 * SMALL];
     ddp_tensor **in = n_in <= SMALL ? small : malloc(2 * (size_t)n_in * sizeof *in);
     if (!in) return ddp__op_fail_(op->name, DDP_ENOMEM, "out of memory");
     ddp_tensor **owned = in + n_in;

@@ -6,7 +6,7 @@
 #include "op.h"
 
 int ddp__op_fail_(const char *op, int status, const char *fmt, ...) {
-    char    text[512];
+    char text[512];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
@@ -18,12 +18,14 @@ static const char *in_name(const ddp_call *c, int i) { return c->op->lists ? c->
 
 int ddp__need_float(const ddp_call *c, int i) {
     if (!c->in[i] || ddp__is_float(c->in[i]->m.dtype)) return 0;
-    return ddp__op_fail(c, DDP_EDTYPE, "%s is %s, expected a floating dtype", in_name(c, i), ddp_dtype_name(c->in[i]->m.dtype));
+    return ddp__op_fail(c, DDP_EDTYPE, "%s is %s, expected a floating dtype", in_name(c, i),
+                        ddp_dtype_name(c->in[i]->m.dtype));
 }
 
 int ddp__need_dtype(const ddp_call *c, int i, ddp_dtype dtype) {
     if (!c->in[i] || c->in[i]->m.dtype == dtype) return 0;
-    return ddp__op_fail(c, DDP_EDTYPE, "%s is %s, expected %s", in_name(c, i), ddp_dtype_name(c->in[i]->m.dtype), ddp_dtype_name(dtype));
+    return ddp__op_fail(c, DDP_EDTYPE, "%s is %s, expected %s", in_name(c, i), ddp_dtype_name(c->in[i]->m.dtype),
+                        ddp_dtype_name(dtype));
 }
 
 int ddp__need_ndim(const ddp_call *c, int i, int ndim) {
@@ -58,7 +60,8 @@ int ddp__out_shape(const ddp_call *c, ddp_dtype dtype, int ndim, const int64_t *
     int64_t n = 1;
     for (int i = 0; i < ndim; i++) {
         if (size[i] < 0) return ddp__op_fail(c, DDP_ESHAPE, "size %lld of dim %d is negative", (long long)size[i], i);
-        if (__builtin_mul_overflow(n, size[i], &n)) return ddp__op_fail(c, DDP_ESHAPE, "%s is too large", ddp__shape_text(ndim, size, (char[160]){0}, 160));
+        if (__builtin_mul_overflow(n, size[i], &n))
+            return ddp__op_fail(c, DDP_ESHAPE, "%s is too large", ddp__shape_text(ndim, size, (char[160]){0}, 160));
         out->size[i] = size[i];
     }
     ddp__meta_rowmajor(out);
@@ -96,19 +99,21 @@ int ddp__out_broadcast(const ddp_call *c, int n, ddp_dtype dtype, ddp_meta *out)
     out->dtype = dtype;
     out->device = first->m.device;
     if (!broadcast_sizes(c, n, out)) {
-        char   text[400];
+        char text[400];
         size_t at = 0;
         text[0] = 0;
         for (int i = 0; i < n && at < sizeof text; i++)
             if (c->in[i])
-                at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "", in_name(c, i), DDP_SHAPE_TEXT(&c->in[i]->m));
+                at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "", in_name(c, i),
+                                       DDP_SHAPE_TEXT(&c->in[i]->m));
         return ddp__op_fail(c, DDP_ESHAPE, "shapes do not broadcast: %s", text);
     }
     /* The layout of a dense input of full size; channels-last wins over the first. */
     const ddp_meta *like = NULL;
     for (int i = 0; i < n; i++) {
         if (!c->in[i] || !ddp__meta_same_size(&c->in[i]->m, out) || !ddp__meta_is_dense(&c->in[i]->m)) continue;
-        if (!like || (ddp__meta_is_channels_last(&c->in[i]->m) && !ddp__meta_is_channels_last(like))) like = &c->in[i]->m;
+        if (!like || (ddp__meta_is_channels_last(&c->in[i]->m) && !ddp__meta_is_channels_last(like)))
+            like = &c->in[i]->m;
     }
     if (like) memcpy(out->stride, like->stride, sizeof out->stride);
     else ddp__meta_rowmajor(out);

@@ -66,7 +66,7 @@ void ddp__iter_init(ddp_iter *it, int n, ddp_tensor *const *t) {
 
 void ddp__iter_run(const ddp_iter *it, ddp_run_fn fn, void *ctx) {
     if (it->numel == 0) return;
-    char   *p[DDP_ITER_MAX];
+    char *p[DDP_ITER_MAX];
     int64_t step[DDP_ITER_MAX] = {0}, idx[DDP_MAX_DIM] = {0};
     for (int k = 0; k < it->n; k++) {
         p[k] = it->ptr[k];

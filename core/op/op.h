@@ -8,7 +8,7 @@
 
 #include "../tensor/tensor.h"
 
-typedef struct ddp_op_def   ddp_op_def;
+typedef struct ddp_op_def ddp_op_def;
 typedef struct ddp_op_rules ddp_op_rules;
 
 enum { DDP_MAX_OUT = 3 };
@@ -19,48 +19,56 @@ typedef struct ddp_ints {
     int64_t v[DDP_MAX_DIM];
 } ddp_ints;
 
-typedef enum ddp_attr_type { DDP_ATTR_INT, DDP_ATTR_FLOAT, DDP_ATTR_BOOL, DDP_ATTR_DTYPE, DDP_ATTR_DEVICE, DDP_ATTR_INT2, DDP_ATTR_INTS } ddp_attr_type;
+typedef enum ddp_attr_type {
+    DDP_ATTR_INT,
+    DDP_ATTR_FLOAT,
+    DDP_ATTR_BOOL,
+    DDP_ATTR_DTYPE,
+    DDP_ATTR_DEVICE,
+    DDP_ATTR_INT2,
+    DDP_ATTR_INTS
+} ddp_attr_type;
 typedef struct ddp_attr_def {
-    const char   *name;
+    const char *name;
     ddp_attr_type type;
-    size_t        offset; /* into the attribute struct; an INT2 is int64_t[2], the rest int64_t, double or ddp_ints */
+    size_t offset; /* into the attribute struct; an INT2 is int64_t[2], the rest int64_t, double or ddp_ints */
 } ddp_attr_def;
 
 enum {
-    DDP_OPF_VIEW = 1,        /* out shares in[0]'s storage; infer gives strides and offset */
-    DDP_OPF_RANDOM = 2,      /* draws; same on all ranks for the same seed */
-    DDP_OPF_PER_RANK = 4,    /* with RANDOM: keyed by rank too */
-    DDP_OPF_COLLECTIVE = 8,  /* runs through the collective slot */
-    DDP_OPF_IN_PLACE = 16,   /* has a form that writes in[0]: ddp_<op>_ */
+    DDP_OPF_VIEW = 1,           /* out shares in[0]'s storage; infer gives strides and offset */
+    DDP_OPF_RANDOM = 2,         /* draws; same on all ranks for the same seed */
+    DDP_OPF_PER_RANK = 4,       /* with RANDOM: keyed by rank too */
+    DDP_OPF_COLLECTIVE = 8,     /* runs through the collective slot */
+    DDP_OPF_IN_PLACE = 16,      /* has a form that writes in[0]: ddp_<op>_ */
     DDP_OPF_ONLY_IN_PLACE = 32, /* has only that form, without the underscore */
-    DDP_OPF_PROMOTE = 64,    /* inputs are cast to one dtype first, as PyTorch promotes */
-    DDP_OPF_FLOAT = 128,     /* with PROMOTE: an integer result becomes f32 (div, exp) */
-    DDP_OPF_NO_GRAD = 256,   /* has no gradient, by nature (comparisons, argmax) */
-    DDP_OPF_WRITES = 512     /* writes into inputs (optimizer steps): rules->writes says which */
+    DDP_OPF_PROMOTE = 64,       /* inputs are cast to one dtype first, as PyTorch promotes */
+    DDP_OPF_FLOAT = 128,        /* with PROMOTE: an integer result becomes f32 (div, exp) */
+    DDP_OPF_NO_GRAD = 256,      /* has no gradient, by nature (comparisons, argmax) */
+    DDP_OPF_WRITES = 512        /* writes into inputs (optimizer steps): rules->writes says which */
 };
 
 /* One call, as inference and kernels see it. */
 typedef struct ddp_call {
-    const ddp_op_def  *op;
-    const void        *attrs;
-    int                n_in;
-    ddp_tensor *const *in;                 /* NULL where an optional input is absent */
-    ddp_tensor        *out[DDP_MAX_OUT];   /* set before a kernel runs */
-    ddp_rng            rng;                /* of RANDOM ops */
+    const ddp_op_def *op;
+    const void *attrs;
+    int n_in;
+    ddp_tensor *const *in;        /* NULL where an optional input is absent */
+    ddp_tensor *out[DDP_MAX_OUT]; /* set before a kernel runs */
+    ddp_rng rng;                  /* of RANDOM ops */
 } ddp_call;
 
 /* A gradient rule's view of a recorded call. It runs inside a scope of its own: it may leave temporaries lying. */
 typedef struct ddp_vjp {
     const ddp_op_def *op;
-    const void       *attrs;
-    int               n_in, n_out;
-    ddp_tensor      **in;       /* what SAVE_IN kept, else NULL */
-    ddp_tensor      **out;      /* what SAVE_OUT kept, else NULL */
-    const ddp_meta   *in_meta;  /* [n_in] of all inputs */
-    const ddp_meta   *out_meta; /* [n_out] */
-    ddp_tensor      **grad_out; /* NULL where no gradient came */
-    const bool       *needs;    /* [n_in] */
-    ddp_tensor      **grad_in;  /* [OUT] [n_in], NULL at the start: no gradient */
+    const void *attrs;
+    int n_in, n_out;
+    ddp_tensor **in;          /* what SAVE_IN kept, else NULL */
+    ddp_tensor **out;         /* what SAVE_OUT kept, else NULL */
+    const ddp_meta *in_meta;  /* [n_in] of all inputs */
+    const ddp_meta *out_meta; /* [n_out] */
+    ddp_tensor **grad_out;    /* NULL where no gradient came */
+    const bool *needs;        /* [n_in] */
+    ddp_tensor **grad_in;     /* [OUT] [n_in], NULL at the start: no gradient */
 } ddp_vjp;
 
 #define DDP_SAVE_IN(i) (1u << (i))
@@ -68,40 +76,41 @@ typedef struct ddp_vjp {
 #define DDP_SAVE_ALL_IN 0x8000u /* of list inputs: all */
 
 struct ddp_op_rules {
-    /* Fills out[0..n_out): sizes, dtype, strides (ddp__out_* below). Finds every user error before anything is allocated. */
+    /* Fills out[0..n_out): sizes, dtype, strides (ddp__out_* below). Finds every user error before anything is
+     * allocated. */
     int (*infer)(const ddp_call *c, ddp_meta *out);
     /* Gradients by calling ops. NULL with NO_GRAD. Returns a status. */
     int (*vjp)(ddp_vjp *v);
-    unsigned saves;                        /* DDP_SAVE_*: all that vjp reads of values */
-    unsigned const_out;                    /* bit i: output i carries no gradient (statistics) */
-    double (*flops)(const ddp_call *c);    /* NULL: one an output element */
-    bool   (*writes)(const ddp_call *c, int i); /* of WRITES ops: does it write in[i] */
+    unsigned saves;                           /* DDP_SAVE_*: all that vjp reads of values */
+    unsigned const_out;                       /* bit i: output i carries no gradient (statistics) */
+    double (*flops)(const ddp_call *c);       /* NULL: one an output element */
+    bool (*writes)(const ddp_call *c, int i); /* of WRITES ops: does it write in[i] */
 };
 
 struct ddp_op_def {
-    const char         *name, *sig;
-    unsigned            flags;
-    int                 id, n_in, n_out;   /* n_in: named inputs (lists count as one) */
-    unsigned            optional;          /* bit i: input i may be NULL */
-    unsigned            lists;             /* bit i: input i is a list */
-    const char *const  *in_names;          /* [n_in] */
-    size_t              attr_size;
-    int                 n_attrs;
+    const char *name, *sig;
+    unsigned flags;
+    int id, n_in, n_out;         /* n_in: named inputs (lists count as one) */
+    unsigned optional;           /* bit i: input i may be NULL */
+    unsigned lists;              /* bit i: input i is a list */
+    const char *const *in_names; /* [n_in] */
+    size_t attr_size;
+    int n_attrs;
     const ddp_attr_def *attrs;
     const ddp_op_rules *rules;
 };
 
 /* One way of computing one op. */
 typedef struct ddp_kernel {
-    const char *name;                       /* "conv2d.onednn" */
+    const char *name;                         /* "conv2d.onednn" */
     const char *(*reject)(const ddp_call *c); /* NULL, or returns NULL: takes it; else the reason, printable */
-    int (*run)(const ddp_call *c);          /* allocates only scratch, checks nothing that a user could get wrong */
+    int (*run)(const ddp_call *c);            /* allocates only scratch, checks nothing that a user could get wrong */
 } ddp_kernel;
 
 /* A kernel folder's list: for each op (by id) its kernels, best first, ended by name == NULL; NULL: none. */
 typedef struct ddp_kernel_list {
-    const char        *name;   /* "ref" */
-    const ddp_kernel **by_op;  /* [DDP_OP_COUNT] */
+    const char *name;         /* "ref" */
+    const ddp_kernel **by_op; /* [DDP_OP_COUNT] */
 } ddp_kernel_list;
 
 /* ---- registry (registry.c) ------------------------------------------------------------------------------------ */
@@ -110,8 +119,8 @@ enum { DDP_NO_OP = -1 };
 DDP_LOCAL const ddp_op_def *ddp__op_by_name(const char *name);
 /* Kernel lists in order of preference: plug-ins (loaded when a call is worth it), cpu, ref. */
 DDP_LOCAL const ddp_kernel *ddp__pick_kernel(const ddp_call *c);
-/* Tests pin a list: only its kernels (and no other) are tried; NULL restores. Returns 0, or DDP_EINVAL for no such list.
- * DDP_KERNELS=ref in the environment does the same for a process. */
+/* Tests pin a list: only its kernels (and no other) are tried; NULL restores. Returns 0, or DDP_EINVAL for no such
+ * list. DDP_KERNELS=ref in the environment does the same for a process. */
 DDP_API int ddp__kernels_only(const char *list);
 /* The name of the kernel that the last call on this thread ran. */
 DDP_API const char *ddp__last_kernel(void);
@@ -124,11 +133,11 @@ DDP_API int ddp__call_in_place(const ddp_op_def *op, const void *attrs, int n_in
 
 /* What rooms above put into the call path at start-up; NULL: nothing there. */
 typedef struct ddp_call_slots {
-    int  (*cast)(const ddp_op_def *op, int n_in, ddp_tensor **in);                /* autocast: may replace inputs */
-    int  (*capture)(const ddp_call *c, const ddp_meta *out);                      /* a plan being recorded */
-    int  (*check_in_place)(const ddp_op_def *op, ddp_tensor *target, int n_in, ddp_tensor *const *in);
-    int  (*record)(const ddp_call *c, bool in_place);                             /* the tape */
-    int  (*collective)(const ddp_call *c);                                        /* comm */
+    int (*cast)(const ddp_op_def *op, int n_in, ddp_tensor **in); /* autocast: may replace inputs */
+    int (*capture)(const ddp_call *c, const ddp_meta *out);       /* a plan being recorded */
+    int (*check_in_place)(const ddp_op_def *op, ddp_tensor *target, int n_in, ddp_tensor *const *in);
+    int (*record)(const ddp_call *c, bool in_place); /* the tape */
+    int (*collective)(const ddp_call *c);            /* comm */
     bool (*wants_record)(int n_in, ddp_tensor *const *in);
 } ddp_call_slots;
 DDP_LOCAL extern ddp_call_slots ddp__slots;
@@ -157,11 +166,11 @@ enum { DDP_ITER_MAX = 6 };
 /* n operands over one broadcast shape: dims of size 1 dropped, merged where all allow, sorted so that the first
  * operand's smallest stride is innermost (dim 0). Strides in elements, 0 where an operand is broadcast. */
 typedef struct ddp_iter {
-    int     n, ndim;
+    int n, ndim;
     int64_t size[DDP_MAX_DIM];
     int64_t stride[DDP_ITER_MAX][DDP_MAX_DIM];
-    char   *ptr[DDP_ITER_MAX];
-    int     elem[DDP_ITER_MAX]; /* bytes */
+    char *ptr[DDP_ITER_MAX];
+    int elem[DDP_ITER_MAX]; /* bytes */
     int64_t numel;
 } ddp_iter;
 /* t[0] gives the shape; the others must broadcast to it. */

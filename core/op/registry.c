@@ -14,16 +14,17 @@ const ddp_op_def *ddp__op_by_name(const char *name) {
 }
 
 static const ddp_kernel_list *lists[DDP_MAX_LISTS]; /* in order of preference */
-static pthread_once_t          once = PTHREAD_ONCE_INIT;
-static const char             *only;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const char *only;
 static _Thread_local const char *last_kernel = "";
 
-/* ---- the oneDNN plug-in: loaded by the first call that is worth it --------------------------------------------------- */
+/* ---- the oneDNN plug-in: loaded by the first call that is worth it
+ * --------------------------------------------------- */
 
 enum { ONEDNN = 0, CPU = 1, REF = 2 };
 static const double worth_flops = 2e6; /* below, the price of a primitive outweighs what it gains */
 static pthread_once_t onednn_once = PTHREAD_ONCE_INIT;
-static char           onednn_why[256]; /* why it is not there */
+static char onednn_why[256]; /* why it is not there */
 
 static bool onednn_has(const ddp_op_def *op) {
     switch (op->id) {
@@ -49,9 +50,9 @@ static void own_folder(char *out, size_t n) {
 }
 
 static void load_onednn(void) {
-    char path[1024];
-    own_folder(path, sizeof path - 32);
-    strcat(path, "libddp_onednn.so");
+    char folder[1024], path[1100];
+    own_folder(folder, sizeof folder);
+    snprintf(path, sizeof path, "%slibddp_onednn.so", folder);
     void *lib = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!lib) {
         snprintf(onednn_why, sizeof onednn_why, "%s", dlerror());
@@ -68,7 +69,8 @@ static double call_flops(const ddp_call *c) {
     return c->out[0] ? (double)c->out[0]->numel : 0;
 }
 
-/* ---- the choice ---------------------------------------------------------------------------------------------------------- */
+/* ---- the choice
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static void load_lists(void) {
     lists[CPU] = ddp__kernels_cpu();
@@ -103,7 +105,7 @@ static const ddp_kernel *pick_from(const ddp_kernel_list *list, const ddp_call *
 
 const ddp_kernel *ddp__pick_kernel(const ddp_call *c) {
     pthread_once(&once, load_lists);
-    const char       *why = "no kernel";
+    const char *why = "no kernel";
     const ddp_kernel *k = NULL;
     for (int i = 0; i < DDP_MAX_LISTS && !k; i++) {
         if (i == ONEDNN && (!onednn_has(c->op) || (!only && call_flops(c) < worth_flops))) continue;

@@ -6,14 +6,16 @@
 /* The attributes all three share. */
 typedef struct window {
     const int64_t *stride, *padding, *dilation;
-    int64_t        groups;
+    int64_t groups;
 } window;
 
 static int check_window(const ddp_call *c, const window *w) {
     for (int i = 0; i < 2; i++) {
         if (w->stride[i] < 1) return ddp__op_fail(c, DDP_EINVAL, "stride is %lld, at least 1", (long long)w->stride[i]);
-        if (w->padding[i] < 0) return ddp__op_fail(c, DDP_EINVAL, "padding is %lld, at least 0", (long long)w->padding[i]);
-        if (w->dilation[i] < 1) return ddp__op_fail(c, DDP_EINVAL, "dilation is %lld, at least 1", (long long)w->dilation[i]);
+        if (w->padding[i] < 0)
+            return ddp__op_fail(c, DDP_EINVAL, "padding is %lld, at least 0", (long long)w->padding[i]);
+        if (w->dilation[i] < 1)
+            return ddp__op_fail(c, DDP_EINVAL, "dilation is %lld, at least 1", (long long)w->dilation[i]);
     }
     if (w->groups < 1) return ddp__op_fail(c, DDP_EINVAL, "groups is %lld, at least 1", (long long)w->groups);
     return 0;
@@ -25,10 +27,15 @@ static int check_shapes(const ddp_call *c, const int64_t *x, const int64_t *w, c
     ddp__shape_text(4, x, sx, sizeof sx);
     ddp__shape_text(4, w, sw, sizeof sw);
     if (x[1] != w[1] * win->groups) {
-        if (win->groups == 1) return ddp__op_fail(c, DDP_ESHAPE, "w is %s, x %s has %lld channel%s", sw, sx, (long long)x[1], x[1] == 1 ? "" : "s");
-        return ddp__op_fail(c, DDP_ESHAPE, "w is %s in %lld groups, x %s has %lld channels", sw, (long long)win->groups, sx, (long long)x[1]);
+        if (win->groups == 1)
+            return ddp__op_fail(c, DDP_ESHAPE, "w is %s, x %s has %lld channel%s", sw, sx, (long long)x[1],
+                                x[1] == 1 ? "" : "s");
+        return ddp__op_fail(c, DDP_ESHAPE, "w is %s in %lld groups, x %s has %lld channels", sw, (long long)win->groups,
+                            sx, (long long)x[1]);
     }
-    if (w[0] % win->groups) return ddp__op_fail(c, DDP_ESHAPE, "w is %s: %lld outputs in %lld groups", sw, (long long)w[0], (long long)win->groups);
+    if (w[0] % win->groups)
+        return ddp__op_fail(c, DDP_ESHAPE, "w is %s: %lld outputs in %lld groups", sw, (long long)w[0],
+                            (long long)win->groups);
     y[0] = x[0];
     y[1] = w[0];
     for (int i = 0; i < 2; i++) {
@@ -43,7 +50,8 @@ static int check_dtypes(const ddp_call *c) {
     ddp_dtype d = c->in[0]->m.dtype;
     int st = ddp__need_float(c, 0);
     if (st < 0) return st;
-    if (d != DDP_F32 && d != DDP_F64) return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(d));
+    if (d != DDP_F32 && d != DDP_F64)
+        return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(d));
     for (int i = 1; i < c->n_in; i++)
         if ((st = ddp__need_dtype(c, i, d)) < 0) return st;
     if ((st = ddp__need_ndim(c, 0, 4)) < 0) return st;
@@ -56,17 +64,19 @@ static int out_channels_last(const ddp_call *c, const int64_t *size, ddp_meta *o
     return st;
 }
 
-#define WINDOW(a) {(a)->stride, (a)->padding, (a)->dilation, (a)->groups}
+#define WINDOW(a) \
+    { (a)->stride, (a)->padding, (a)->dilation, (a)->groups }
 
 static int conv2d_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_conv2d_attrs *a = c->attrs;
-    window  win = WINDOW(a);
+    window win = WINDOW(a);
     int64_t y[4];
-    int     st;
+    int st;
     if ((st = check_dtypes(c)) < 0 || (st = check_window(c, &win)) < 0) return st;
     if ((st = check_shapes(c, c->in[0]->m.size, c->in[1]->m.size, &win, y)) < 0) return st;
     if (c->in[2] && (c->in[2]->m.ndim != 1 || c->in[2]->m.size[0] != y[1]))
-        return ddp__op_fail(c, DDP_ESHAPE, "bias is %s, w %s: expected [%lld]", DDP_SHAPE_TEXT(&c->in[2]->m), DDP_SHAPE_TEXT(&c->in[1]->m), (long long)y[1]);
+        return ddp__op_fail(c, DDP_ESHAPE, "bias is %s, w %s: expected [%lld]", DDP_SHAPE_TEXT(&c->in[2]->m),
+                            DDP_SHAPE_TEXT(&c->in[1]->m), (long long)y[1]);
     return out_channels_last(c, y, out);
 }
 
@@ -80,15 +90,17 @@ static int need_4(const ddp_call *c, const char *name, const ddp_ints *v) {
 static int same_4(const ddp_call *c, const char *name, const int64_t *got, const int64_t *want) {
     if (memcmp(got, want, 4 * sizeof *got) == 0) return 0;
     char g[80], w[80];
-    return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected %s", name, ddp__shape_text(4, got, g, sizeof g), ddp__shape_text(4, want, w, sizeof w));
+    return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected %s", name, ddp__shape_text(4, got, g, sizeof g),
+                        ddp__shape_text(4, want, w, sizeof w));
 }
 
 static int conv2d_grad_input_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_conv2d_grad_input_attrs *a = c->attrs;
-    window  win = WINDOW(a);
+    window win = WINDOW(a);
     int64_t y[4];
-    int     st;
-    if ((st = check_dtypes(c)) < 0 || (st = check_window(c, &win)) < 0 || (st = need_4(c, "x_size", &a->x_size)) < 0) return st;
+    int st;
+    if ((st = check_dtypes(c)) < 0 || (st = check_window(c, &win)) < 0 || (st = need_4(c, "x_size", &a->x_size)) < 0)
+        return st;
     if ((st = check_shapes(c, a->x_size.v, c->in[1]->m.size, &win, y)) < 0) return st;
     if ((st = same_4(c, "g", c->in[0]->m.size, y)) < 0) return st;
     return out_channels_last(c, a->x_size.v, out);
@@ -96,24 +108,28 @@ static int conv2d_grad_input_infer(const ddp_call *c, ddp_meta *out) {
 
 static int conv2d_grad_weight_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_conv2d_grad_weight_attrs *a = c->attrs;
-    window  win = WINDOW(a);
+    window win = WINDOW(a);
     int64_t y[4];
-    int     st;
-    if ((st = check_dtypes(c)) < 0 || (st = check_window(c, &win)) < 0 || (st = need_4(c, "w_size", &a->w_size)) < 0) return st;
+    int st;
+    if ((st = check_dtypes(c)) < 0 || (st = check_window(c, &win)) < 0 || (st = need_4(c, "w_size", &a->w_size)) < 0)
+        return st;
     if ((st = check_shapes(c, c->in[1]->m.size, a->w_size.v, &win, y)) < 0) return st;
     if ((st = same_4(c, "g", c->in[0]->m.size, y)) < 0) return st;
     return ddp__out_shape(c, c->in[0]->m.dtype, 4, a->w_size.v, out);
 }
 
-/* ---- gradients ---------------------------------------------------------------------------------------------------------- */
+/* ---- gradients
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static int conv2d_vjp(ddp_vjp *v) {
     const ddp_conv2d_attrs *a = v->attrs;
     ddp_tensor *g = v->grad_out[0];
     if (v->needs[0])
-        v->grad_in[0] = ddp_conv2d_grad_input(g, v->in[1], 4, v->in_meta[0].size, a->stride, a->padding, a->dilation, a->groups);
+        v->grad_in[0] =
+            ddp_conv2d_grad_input(g, v->in[1], 4, v->in_meta[0].size, a->stride, a->padding, a->dilation, a->groups);
     if (v->needs[1])
-        v->grad_in[1] = ddp_conv2d_grad_weight(g, v->in[0], 4, v->in_meta[1].size, a->stride, a->padding, a->dilation, a->groups);
+        v->grad_in[1] =
+            ddp_conv2d_grad_weight(g, v->in[0], 4, v->in_meta[1].size, a->stride, a->padding, a->dilation, a->groups);
     if (v->needs[2]) v->grad_in[2] = ddp_sum(g, 3, (int64_t[]){0, 2, 3}, 0);
     return ddp__pending();
 }
@@ -124,7 +140,8 @@ static int conv2d_grad_input_vjp(ddp_vjp *v) {
     ddp_tensor *gg = v->grad_out[0];
     if (v->needs[0]) v->grad_in[0] = ddp_conv2d(gg, v->in[1], NULL, a->stride, a->padding, a->dilation, a->groups);
     if (v->needs[1])
-        v->grad_in[1] = ddp_conv2d_grad_weight(v->in[0], gg, 4, v->in_meta[1].size, a->stride, a->padding, a->dilation, a->groups);
+        v->grad_in[1] =
+            ddp_conv2d_grad_weight(v->in[0], gg, 4, v->in_meta[1].size, a->stride, a->padding, a->dilation, a->groups);
     return ddp__pending();
 }
 
@@ -133,11 +150,13 @@ static int conv2d_grad_weight_vjp(ddp_vjp *v) {
     ddp_tensor *gg = v->grad_out[0];
     if (v->needs[0]) v->grad_in[0] = ddp_conv2d(v->in[1], gg, NULL, a->stride, a->padding, a->dilation, a->groups);
     if (v->needs[1])
-        v->grad_in[1] = ddp_conv2d_grad_input(v->in[0], gg, 4, v->in_meta[1].size, a->stride, a->padding, a->dilation, a->groups);
+        v->grad_in[1] =
+            ddp_conv2d_grad_input(v->in[0], gg, 4, v->in_meta[1].size, a->stride, a->padding, a->dilation, a->groups);
     return ddp__pending();
 }
 
-/* ---- cost: 2 N K C/groups R S Ho Wo, for all three ------------------------------------------------------------------------ */
+/* ---- cost: 2 N K C/groups R S Ho Wo, for all three
+ * ------------------------------------------------------------------------ */
 
 static double conv_flops(const int64_t *y, const int64_t *w) {
     return 2.0 * (double)y[0] * (double)y[1] * (double)y[2] * (double)y[3] * (double)w[1] * (double)w[2] * (double)w[3];
@@ -148,5 +167,7 @@ static double conv2d_grad_weight_flops(const ddp_call *c) { return conv_flops(c-
 
 #define BOTH (DDP_SAVE_IN(0) | DDP_SAVE_IN(1))
 const ddp_op_rules ddp__conv2d_rules = {.infer = conv2d_infer, .vjp = conv2d_vjp, .saves = BOTH, .flops = conv2d_flops};
-const ddp_op_rules ddp__conv2d_grad_input_rules = {.infer = conv2d_grad_input_infer, .vjp = conv2d_grad_input_vjp, .saves = BOTH, .flops = conv2d_grad_input_flops};
-const ddp_op_rules ddp__conv2d_grad_weight_rules = {.infer = conv2d_grad_weight_infer, .vjp = conv2d_grad_weight_vjp, .saves = BOTH, .flops = conv2d_grad_weight_flops};
+const ddp_op_rules ddp__conv2d_grad_input_rules = {
+    .infer = conv2d_grad_input_infer, .vjp = conv2d_grad_input_vjp, .saves = BOTH, .flops = conv2d_grad_input_flops};
+const ddp_op_rules ddp__conv2d_grad_weight_rules = {
+    .infer = conv2d_grad_weight_infer, .vjp = conv2d_grad_weight_vjp, .saves = BOTH, .flops = conv2d_grad_weight_flops};

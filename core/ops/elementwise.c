@@ -3,22 +3,26 @@
 
 #include "ops.h"
 
-/* ---- inference -------------------------------------------------------------------------------------------------------- */
+/* ---- inference
+ * -------------------------------------------------------------------------------------------------------- */
 
 static int infer_binary(const ddp_call *c, ddp_meta *out) { return ddp__out_broadcast(c, 2, c->in[0]->m.dtype, out); }
 
 static int infer_number(const ddp_call *c, ddp_meta *out) { /* no arithmetic on bools */
-    if (c->in[0]->m.dtype == DDP_BOOL) return ddp__op_fail(c, DDP_EDTYPE, "not defined for bool; cast to another dtype");
+    if (c->in[0]->m.dtype == DDP_BOOL)
+        return ddp__op_fail(c, DDP_EDTYPE, "not defined for bool; cast to another dtype");
     return infer_binary(c, out);
 }
 static int infer_compare(const ddp_call *c, ddp_meta *out) { return ddp__out_broadcast(c, 2, DDP_BOOL, out); }
 static int infer_unary(const ddp_call *c, ddp_meta *out) { return ddp__out_like(c, 0, c->in[0]->m.dtype, out); }
 static int infer_unary_number(const ddp_call *c, ddp_meta *out) {
-    if (c->in[0]->m.dtype == DDP_BOOL) return ddp__op_fail(c, DDP_EDTYPE, "not defined for bool; cast to another dtype");
+    if (c->in[0]->m.dtype == DDP_BOOL)
+        return ddp__op_fail(c, DDP_EDTYPE, "not defined for bool; cast to another dtype");
     return infer_unary(c, out);
 }
 
-/* ---- gradients: g reduced to the shape of input i where it was broadcast ------------------------------------------------ */
+/* ---- gradients: g reduced to the shape of input i where it was broadcast
+ * ------------------------------------------------ */
 
 static void give(ddp_vjp *v, int i, ddp_tensor *g) { v->grad_in[i] = ddp__sum_to(g, &v->in_meta[i]); }
 
@@ -134,7 +138,8 @@ static int clamp_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- where, casts, copies ------------------------------------------------------------------------------------------------ */
+/* ---- where, casts, copies
+ * ------------------------------------------------------------------------------------------------ */
 
 static int where_infer(const ddp_call *c, ddp_meta *out) {
     int st = ddp__need_dtype(c, 0, DDP_BOOL);
@@ -171,7 +176,8 @@ static int copy__infer(const ddp_call *c, ddp_meta *out) {
     int st = ddp__out_broadcast(c, 2, c->in[0]->m.dtype, out);
     if (st < 0) return st;
     if (!ddp__meta_same_size(out, &c->in[0]->m))
-        return ddp__op_fail(c, DDP_ESHAPE, "src %s does not broadcast to dst %s", DDP_SHAPE_TEXT(&c->in[1]->m), DDP_SHAPE_TEXT(&c->in[0]->m));
+        return ddp__op_fail(c, DDP_ESHAPE, "src %s does not broadcast to dst %s", DDP_SHAPE_TEXT(&c->in[1]->m),
+                            DDP_SHAPE_TEXT(&c->in[0]->m));
     return 0;
 }
 static int copy__vjp(ddp_vjp *v) { /* dst's old values are gone: nothing flows to them */

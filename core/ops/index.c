@@ -10,7 +10,8 @@ static int check_ids(const ddp_call *c, int64_t n) {
     const int64_t *p = (const int64_t *)(const void *)ddp__ptr(ids);
     for (int64_t i = 0; i < ids->numel; i++) {
         if (p[at] < 0 || p[at] >= n)
-            return ddp__op_fail(c, DDP_EINVAL, "id %lld at position %lld, expected 0 to %lld", (long long)p[at], (long long)i, (long long)n - 1);
+            return ddp__op_fail(c, DDP_EINVAL, "id %lld at position %lld, expected 0 to %lld", (long long)p[at],
+                                (long long)i, (long long)n - 1);
         for (int d = ids->m.ndim - 1; d >= 0; d--) {
             at += ids->m.stride[d];
             if (++idx[d] < ids->m.size[d]) break;
@@ -29,7 +30,8 @@ static int index_dim(const ddp_call *c, int64_t dim, int ndim) {
     return ddp__need_dtype(c, 1, DDP_I64) < 0 ? -1 : ddp__wrap_dim(c, dim, ndim);
 }
 
-/* ---- index_select -------------------------------------------------------------------------------------------------- */
+/* ---- index_select --------------------------------------------------------------------------------------------------
+ */
 
 static int index_select_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[0]->m;
@@ -43,7 +45,8 @@ static int index_select_infer(const ddp_call *c, ddp_meta *out) {
 }
 static int index_select_vjp(ddp_vjp *v) {
     int64_t dim = ((const ddp_index_select_attrs *)v->attrs)->dim;
-    if (v->needs[0]) v->grad_in[0] = ddp_index_select_grad(v->grad_out[0], v->in[1], v->in_meta[0].ndim, v->in_meta[0].size, dim);
+    if (v->needs[0])
+        v->grad_in[0] = ddp_index_select_grad(v->grad_out[0], v->in[1], v->in_meta[0].ndim, v->in_meta[0].size, dim);
     return ddp__pending();
 }
 static int index_select_grad_infer(const ddp_call *c, ddp_meta *out) {
@@ -54,22 +57,28 @@ static int index_select_grad_infer(const ddp_call *c, ddp_meta *out) {
     ddp_meta want = {.ndim = (int)a->x_size.n};
     memcpy(want.size, a->x_size.v, sizeof want.size);
     want.size[d] = c->in[1]->m.size[0];
-    if (!ddp__meta_same_size(&want, &c->in[0]->m)) return ddp__op_fail(c, DDP_ESHAPE, "g is %s, expected %s", DDP_SHAPE_TEXT(&c->in[0]->m), DDP_SHAPE_TEXT(&want));
+    if (!ddp__meta_same_size(&want, &c->in[0]->m))
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, expected %s", DDP_SHAPE_TEXT(&c->in[0]->m), DDP_SHAPE_TEXT(&want));
     return ddp__out_shape(c, c->in[0]->m.dtype, (int)a->x_size.n, a->x_size.v, out);
 }
 static int index_select_grad_vjp(ddp_vjp *v) {
-    if (v->needs[0]) v->grad_in[0] = ddp_index_select(v->grad_out[0], v->in[1], ((const ddp_index_select_grad_attrs *)v->attrs)->dim);
+    if (v->needs[0])
+        v->grad_in[0] =
+            ddp_index_select(v->grad_out[0], v->in[1], ((const ddp_index_select_grad_attrs *)v->attrs)->dim);
     return ddp__pending();
 }
 
-/* ---- gather ---------------------------------------------------------------------------------------------------------- */
+/* ---- gather
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* ids may be shorter than x along the other dims, never longer. */
 static int gather_shapes(const ddp_call *c, int dim, int ndim, const int64_t *x) {
     const ddp_meta *ids = &c->in[1]->m;
     bool fits = ids->ndim == ndim;
     for (int d = 0; fits && d < ndim; d++) fits = d == dim || ids->size[d] <= x[d];
-    if (!fits) return ddp__op_fail(c, DDP_ESHAPE, "ids are %s, x %s", DDP_SHAPE_TEXT(ids), ddp__shape_text(ndim, x, (char[160]){0}, 160));
+    if (!fits)
+        return ddp__op_fail(c, DDP_ESHAPE, "ids are %s, x %s", DDP_SHAPE_TEXT(ids),
+                            ddp__shape_text(ndim, x, (char[160]){0}, 160));
     return check_ids(c, x[dim]);
 }
 
@@ -82,7 +91,8 @@ static int gather_infer(const ddp_call *c, ddp_meta *out) {
 }
 static int gather_vjp(ddp_vjp *v) {
     int64_t dim = ((const ddp_gather_attrs *)v->attrs)->dim;
-    if (v->needs[0]) v->grad_in[0] = ddp_gather_grad(v->grad_out[0], v->in[1], v->in_meta[0].ndim, v->in_meta[0].size, dim);
+    if (v->needs[0])
+        v->grad_in[0] = ddp_gather_grad(v->grad_out[0], v->in[1], v->in_meta[0].ndim, v->in_meta[0].size, dim);
     return ddp__pending();
 }
 static int gather_grad_infer(const ddp_call *c, ddp_meta *out) {
@@ -90,16 +100,20 @@ static int gather_grad_infer(const ddp_call *c, ddp_meta *out) {
     int st, d = index_dim(c, a->dim, (int)a->x_size.n);
     if (d < 0) return ddp__pending();
     if ((st = gather_shapes(c, d, (int)a->x_size.n, a->x_size.v)) < 0) return st;
-    if (!ddp__meta_same_size(&c->in[0]->m, &c->in[1]->m)) return ddp__op_fail(c, DDP_ESHAPE, "g is %s, ids %s", DDP_SHAPE_TEXT(&c->in[0]->m), DDP_SHAPE_TEXT(&c->in[1]->m));
+    if (!ddp__meta_same_size(&c->in[0]->m, &c->in[1]->m))
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, ids %s", DDP_SHAPE_TEXT(&c->in[0]->m),
+                            DDP_SHAPE_TEXT(&c->in[1]->m));
     return ddp__out_shape(c, c->in[0]->m.dtype, (int)a->x_size.n, a->x_size.v, out);
 }
 static int gather_grad_vjp(ddp_vjp *v) {
-    if (v->needs[0]) v->grad_in[0] = ddp_gather(v->grad_out[0], v->in[1], ((const ddp_gather_grad_attrs *)v->attrs)->dim);
+    if (v->needs[0])
+        v->grad_in[0] = ddp_gather(v->grad_out[0], v->in[1], ((const ddp_gather_grad_attrs *)v->attrs)->dim);
     return ddp__pending();
 }
 
 #define IDS DDP_SAVE_IN(1)
 const ddp_op_rules ddp__index_select_rules = {.infer = index_select_infer, .vjp = index_select_vjp, .saves = IDS};
-const ddp_op_rules ddp__index_select_grad_rules = {.infer = index_select_grad_infer, .vjp = index_select_grad_vjp, .saves = IDS};
+const ddp_op_rules ddp__index_select_grad_rules = {
+    .infer = index_select_grad_infer, .vjp = index_select_grad_vjp, .saves = IDS};
 const ddp_op_rules ddp__gather_rules = {.infer = gather_infer, .vjp = gather_vjp, .saves = IDS};
 const ddp_op_rules ddp__gather_grad_rules = {.infer = gather_grad_infer, .vjp = gather_grad_vjp, .saves = IDS};

@@ -10,7 +10,8 @@ static int check_labels(const ddp_call *c, const ddp_tensor *target, int64_t cla
     for (int64_t i = 0; i < target->numel; i++) {
         int64_t label = p[at];
         if ((label < 0 || label >= classes) && label != ignore)
-            return ddp__op_fail(c, DDP_EINVAL, "label %lld at position %lld of target, expected 0 to %lld", (long long)label, (long long)i, (long long)classes - 1);
+            return ddp__op_fail(c, DDP_EINVAL, "label %lld at position %lld of target, expected 0 to %lld",
+                                (long long)label, (long long)i, (long long)classes - 1);
         for (int d = target->m.ndim - 1; d >= 0; d--) {
             at += target->m.stride[d];
             if (++idx[d] < target->m.size[d]) break;
@@ -21,15 +22,23 @@ static int check_labels(const ddp_call *c, const ddp_tensor *target, int64_t cla
     return 0;
 }
 
-static int check(const ddp_call *c, const ddp_tensor *logits, const ddp_tensor *target, const ddp_cross_entropy_attrs *a) {
+static int check(const ddp_call *c, const ddp_tensor *logits, const ddp_tensor *target,
+                 const ddp_cross_entropy_attrs *a) {
     const ddp_meta *l = &logits->m, *t = &target->m;
-    if (l->dtype != DDP_F32 && l->dtype != DDP_F64) return ddp__op_fail(c, DDP_EDTYPE, "logits are %s, expected f32 or f64", ddp_dtype_name(l->dtype));
-    if (t->dtype != DDP_I64) return ddp__op_fail(c, DDP_EDTYPE, "target is %s, expected i64 class numbers", ddp_dtype_name(t->dtype));
-    if (a->reduction < NONE || a->reduction > SUM) return ddp__op_fail(c, DDP_EINVAL, "reduction %lld, expected 0 (none), 1 (mean) or 2 (sum)", (long long)a->reduction);
-    if (!(a->label_smoothing >= 0 && a->label_smoothing <= 1)) return ddp__op_fail(c, DDP_EINVAL, "label_smoothing %g, expected 0 to 1", a->label_smoothing);
+    if (l->dtype != DDP_F32 && l->dtype != DDP_F64)
+        return ddp__op_fail(c, DDP_EDTYPE, "logits are %s, expected f32 or f64", ddp_dtype_name(l->dtype));
+    if (t->dtype != DDP_I64)
+        return ddp__op_fail(c, DDP_EDTYPE, "target is %s, expected i64 class numbers", ddp_dtype_name(t->dtype));
+    if (a->reduction < NONE || a->reduction > SUM)
+        return ddp__op_fail(c, DDP_EINVAL, "reduction %lld, expected 0 (none), 1 (mean) or 2 (sum)",
+                            (long long)a->reduction);
+    if (!(a->label_smoothing >= 0 && a->label_smoothing <= 1))
+        return ddp__op_fail(c, DDP_EINVAL, "label_smoothing %g, expected 0 to 1", a->label_smoothing);
     bool fits = l->ndim >= 2 && t->ndim == l->ndim - 1;
     for (int d = 0; fits && d < t->ndim; d++) fits = t->size[d] == l->size[d ? d + 1 : 0];
-    if (!fits) return ddp__op_fail(c, DDP_ESHAPE, "target is %s, logits %s: expected logits [N, C, ...] and target [N, ...]", DDP_SHAPE_TEXT(t), DDP_SHAPE_TEXT(l));
+    if (!fits)
+        return ddp__op_fail(c, DDP_ESHAPE, "target is %s, logits %s: expected logits [N, C, ...] and target [N, ...]",
+                            DDP_SHAPE_TEXT(t), DDP_SHAPE_TEXT(l));
     return check_labels(c, target, l->size[1], a->ignore_index);
 }
 
@@ -42,21 +51,26 @@ static int cross_entropy_infer(const ddp_call *c, ddp_meta *out) {
 
 static int cross_entropy_vjp(ddp_vjp *v) {
     const ddp_cross_entropy_attrs *a = v->attrs;
-    if (v->needs[0]) v->grad_in[0] = ddp_cross_entropy_grad(v->grad_out[0], v->in[0], v->in[1], a->reduction, a->ignore_index, a->label_smoothing);
+    if (v->needs[0])
+        v->grad_in[0] = ddp_cross_entropy_grad(v->grad_out[0], v->in[0], v->in[1], a->reduction, a->ignore_index,
+                                               a->label_smoothing);
     return ddp__pending();
 }
 
-_Static_assert(sizeof(ddp_cross_entropy_attrs) == sizeof(ddp_cross_entropy_grad_attrs), "the gradient has the loss's attributes");
+_Static_assert(sizeof(ddp_cross_entropy_attrs) == sizeof(ddp_cross_entropy_grad_attrs),
+               "the gradient has the loss's attributes");
 
 static int cross_entropy_grad_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_cross_entropy_attrs *a = c->attrs;
     int st = check(c, c->in[1], c->in[2], a);
     if (st < 0) return st;
-    if (c->in[0]->m.ndim != (a->reduction == NONE ? c->in[2]->m.ndim : 0)) return ddp__op_fail(c, DDP_ESHAPE, "g is %s, expected the loss's shape", DDP_SHAPE_TEXT(&c->in[0]->m));
+    if (c->in[0]->m.ndim != (a->reduction == NONE ? c->in[2]->m.ndim : 0))
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, expected the loss's shape", DDP_SHAPE_TEXT(&c->in[0]->m));
     return ddp__out_like(c, 1, c->in[1]->m.dtype, out);
 }
 
-/* dlogits = g (softmax(logits) - q) where not ignored, q = (1 - s) onehot + s/C; for the mean over the count of those. */
+/* dlogits = g (softmax(logits) - q) where not ignored, q = (1 - s) onehot + s/C; for the mean over the count of those.
+ */
 static int cross_entropy_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
     const ddp_cross_entropy_grad_attrs *a = v->attrs;
     const ddp_meta *l = &v->in_meta[1], *t = &v->in_meta[2];
@@ -69,7 +83,8 @@ static int cross_entropy_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tenso
     }
     ddp_tensor *target = ddp__reshape(in[2], l->ndim, target_shape);
     ddp_tensor *onehot = ddp_cast(ddp_eq(target, ddp_view(classes, l->ndim, shape)), dtype);
-    ddp_tensor *q = ddp_add(ddp_mul(onehot, ddp_scalar_float(1 - a->label_smoothing)), ddp_scalar_float(a->label_smoothing / (double)l->size[1]));
+    ddp_tensor *q = ddp_add(ddp_mul(onehot, ddp_scalar_float(1 - a->label_smoothing)),
+                            ddp_scalar_float(a->label_smoothing / (double)l->size[1]));
     ddp_tensor *kept = ddp_cast(ddp_ne(target, ddp_scalar((double)a->ignore_index)), dtype);
     ddp_tensor *g = in[0];
     if (a->reduction == NONE) g = ddp__reshape(g, l->ndim, target_shape);
@@ -84,5 +99,9 @@ static int cross_entropy_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, cros
 static double loss_flops(const ddp_call *c) { return 8.0 * (double)c->in[c->n_in - 2]->numel; }
 
 #define IN DDP_SAVE_IN
-const ddp_op_rules ddp__cross_entropy_rules = {.infer = cross_entropy_infer, .vjp = cross_entropy_vjp, .saves = IN(0) | IN(1), .flops = loss_flops};
-const ddp_op_rules ddp__cross_entropy_grad_rules = {.infer = cross_entropy_grad_infer, .vjp = cross_entropy_grad_vjp, .saves = IN(0) | IN(1) | IN(2), .flops = loss_flops};
+const ddp_op_rules ddp__cross_entropy_rules = {
+    .infer = cross_entropy_infer, .vjp = cross_entropy_vjp, .saves = IN(0) | IN(1), .flops = loss_flops};
+const ddp_op_rules ddp__cross_entropy_grad_rules = {.infer = cross_entropy_grad_infer,
+                                                    .vjp = cross_entropy_grad_vjp,
+                                                    .saves = IN(0) | IN(1) | IN(2),
+                                                    .flops = loss_flops};

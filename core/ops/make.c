@@ -5,7 +5,8 @@
 
 int ddp__new_tensor(const ddp_call *c, int64_t dtype, int64_t device, int ndim, const int64_t *size, ddp_meta *out) {
     if (dtype < 0 || dtype >= DDP_DTYPES) return ddp__op_fail(c, DDP_EDTYPE, "no dtype %lld", (long long)dtype);
-    if (device != DDP_CPU) return ddp__op_fail(c, DDP_EDEVICE, "no device %lld; this build computes on the cpu", (long long)device);
+    if (device != DDP_CPU)
+        return ddp__op_fail(c, DDP_EDEVICE, "no device %lld; this build computes on the cpu", (long long)device);
     return ddp__out_shape(c, (ddp_dtype)dtype, ndim, size, out);
 }
 
@@ -16,7 +17,8 @@ static int full_infer(const ddp_call *c, ddp_meta *out) {
 
 static int arange_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_arange_attrs *a = c->attrs;
-    if (!isfinite(a->start) || !isfinite(a->stop) || !isfinite(a->step)) return ddp__op_fail(c, DDP_EINVAL, "a bound or the step is not finite");
+    if (!isfinite(a->start) || !isfinite(a->stop) || !isfinite(a->step))
+        return ddp__op_fail(c, DDP_EINVAL, "a bound or the step is not finite");
     if (a->step == 0 || (a->stop - a->start) / a->step < 0)
         return ddp__op_fail(c, DDP_EINVAL, "step %g does not lead from %g to %g", a->step, a->start, a->stop);
     double n = ceil((a->stop - a->start) / a->step);

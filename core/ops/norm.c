@@ -5,7 +5,8 @@ static int need_channel(const ddp_call *c, int i, int64_t channels) {
     const ddp_tensor *t = c->in[i];
     if (!t) return 0;
     if (t->m.ndim != 1 || t->m.size[0] != channels)
-        return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected [%lld] for x %s", c->op->in_names[i], DDP_SHAPE_TEXT(&t->m), (long long)channels,
+        return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected [%lld] for x %s", c->op->in_names[i],
+                            DDP_SHAPE_TEXT(&t->m), (long long)channels,
                             DDP_SHAPE_TEXT(&c->in[c->op->id == DDP_OP_batch_norm ? 0 : 1]->m));
     return ddp__need_dtype(c, i, c->in[0]->m.dtype);
 }
@@ -15,14 +16,16 @@ static int batch_norm_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[0]->m;
     int st = ddp__need_float(c, 0);
     if (st < 0) return st;
-    if (x->dtype != DDP_F32 && x->dtype != DDP_F64) return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(x->dtype));
+    if (x->dtype != DDP_F32 && x->dtype != DDP_F64)
+        return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(x->dtype));
     if (x->ndim < 2) return ddp__op_fail(c, DDP_ESHAPE, "x is %s, expected [N, C, ...]", DDP_SHAPE_TEXT(x));
     for (int i = 1; i < 5; i++)
         if ((st = need_channel(c, i, x->size[1])) < 0) return st;
     if (!c->in[3] != !c->in[4]) return ddp__op_fail(c, DDP_EINVAL, "running_mean and running_var come together");
     int64_t per_channel = x->size[1] ? c->in[0]->numel / x->size[1] : 0;
     if (a->training && per_channel == 1)
-        return ddp__op_fail(c, DDP_ESHAPE, "x is %s: one value a channel has no variance to train on", DDP_SHAPE_TEXT(x));
+        return ddp__op_fail(c, DDP_ESHAPE, "x is %s: one value a channel has no variance to train on",
+                            DDP_SHAPE_TEXT(x));
     if (!(a->eps >= 0)) return ddp__op_fail(c, DDP_EINVAL, "eps is %g, at least 0", a->eps);
     if ((st = ddp__out_like(c, 0, x->dtype, &out[0])) < 0) return st;
     for (int i = 1; i < 3; i++)
@@ -30,14 +33,17 @@ static int batch_norm_infer(const ddp_call *c, ddp_meta *out) {
     return 0;
 }
 
-static bool batch_norm_writes(const ddp_call *c, int i) { return i >= 3 && ((const ddp_batch_norm_attrs *)c->attrs)->training; }
+static bool batch_norm_writes(const ddp_call *c, int i) {
+    return i >= 3 && ((const ddp_batch_norm_attrs *)c->attrs)->training;
+}
 
 static int batch_norm_vjp(ddp_vjp *v) {
     const ddp_batch_norm_attrs *a = v->attrs;
     bool batch_stats = a->training || v->in_meta[3].ndim < 0;
     ddp_tensor *dx, *dw, *db;
     if (!v->grad_out[0]) return 0;
-    if (ddp_batch_norm_grad(v->grad_out[0], v->in[0], v->in[1], v->out[1], v->out[2], batch_stats, &dx, &dw, &db) < 0) return ddp__pending();
+    if (ddp_batch_norm_grad(v->grad_out[0], v->in[0], v->in[1], v->out[1], v->out[2], batch_stats, &dx, &dw, &db) < 0)
+        return ddp__pending();
     if (v->needs[0]) v->grad_in[0] = dx;
     if (v->needs[1]) v->grad_in[1] = dw;
     if (v->needs[2]) v->grad_in[2] = db;
@@ -48,7 +54,8 @@ static int batch_norm_grad_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[1]->m;
     int st = ddp__need_float(c, 0);
     if (st < 0) return st;
-    if (!ddp__meta_same_size(&c->in[0]->m, x)) return ddp__op_fail(c, DDP_ESHAPE, "g is %s, x %s", DDP_SHAPE_TEXT(&c->in[0]->m), DDP_SHAPE_TEXT(x));
+    if (!ddp__meta_same_size(&c->in[0]->m, x))
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, x %s", DDP_SHAPE_TEXT(&c->in[0]->m), DDP_SHAPE_TEXT(x));
     if (x->ndim < 2) return ddp__op_fail(c, DDP_ESHAPE, "x is %s, expected [N, C, ...]", DDP_SHAPE_TEXT(x));
     if ((st = ddp__need_dtype(c, 1, c->in[0]->m.dtype)) < 0) return st;
     for (int i = 2; i < 5; i++)
@@ -66,7 +73,7 @@ static int batch_norm_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor *
     const ddp_meta *m = &v->in_meta[1];
     ddp_tensor *g = in[0], *x = in[1], *w = in[2];
     int64_t dims[DDP_MAX_DIM], shape[DDP_MAX_DIM];
-    int     n = 0;
+    int n = 0;
     for (int d = 0; d < m->ndim; d++) {
         shape[d] = d == 1 ? m->size[1] : 1;
         if (d != 1) dims[n++] = d;

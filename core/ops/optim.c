@@ -7,12 +7,16 @@ static int check_lists(const ddp_call *c, int n_lists, bool may_be_empty, ddp_me
     if (n == 0) return ddp__op_fail(c, DDP_EINVAL, "no parameters");
     for (int i = 0; i < n; i++) {
         const ddp_meta *p = &c->in[i]->m;
-        if (p->dtype != DDP_F32 && p->dtype != DDP_F64) return ddp__op_fail(c, DDP_EDTYPE, "parameter %d is %s, expected f32 or f64", i + 1, ddp_dtype_name(p->dtype));
+        if (p->dtype != DDP_F32 && p->dtype != DDP_F64)
+            return ddp__op_fail(c, DDP_EDTYPE, "parameter %d is %s, expected f32 or f64", i + 1,
+                                ddp_dtype_name(p->dtype));
         for (int k = 1; k < n_lists; k++) {
             const ddp_tensor *t = c->in[k * n + i];
             if (may_be_empty && k == n_lists - 1 && t->numel == 0) continue;
             if (t->m.dtype != p->dtype || !ddp__meta_same_size(&t->m, p))
-                return ddp__op_fail(c, DDP_ESHAPE, "parameter %d is %s %s, its %s %s %s", i + 1, ddp_dtype_name(p->dtype), DDP_SHAPE_TEXT(p), c->op->in_names[k], ddp_dtype_name(t->m.dtype), DDP_SHAPE_TEXT(&t->m));
+                return ddp__op_fail(c, DDP_ESHAPE, "parameter %d is %s %s, its %s %s %s", i + 1,
+                                    ddp_dtype_name(p->dtype), DDP_SHAPE_TEXT(p), c->op->in_names[k],
+                                    ddp_dtype_name(t->m.dtype), DDP_SHAPE_TEXT(&t->m));
         }
     }
     *out = c->in[0]->m;

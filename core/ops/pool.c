@@ -5,21 +5,28 @@ static int check_input(const ddp_call *c) {
     int st = ddp__need_float(c, 0);
     if (st < 0) return st;
     ddp_dtype d = c->in[0]->m.dtype;
-    if (d != DDP_F32 && d != DDP_F64) return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(d));
+    if (d != DDP_F32 && d != DDP_F64)
+        return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(d));
     return ddp__need_ndim(c, 0, 4);
 }
 
 /* y from the sizes of x; stride 0 means kernel. */
-static int pooled(const ddp_call *c, const int64_t *x, const int64_t *kernel, const int64_t *stride, const int64_t *padding, int64_t *y) {
+static int pooled(const ddp_call *c, const int64_t *x, const int64_t *kernel, const int64_t *stride,
+                  const int64_t *padding, int64_t *y) {
     y[0] = x[0];
     y[1] = x[1];
     for (int i = 0; i < 2; i++) {
         int64_t s = stride[i] ? stride[i] : kernel[i];
-        if (kernel[i] < 1 || s < 1) return ddp__op_fail(c, DDP_EINVAL, "kernel %lld, stride %lld: at least 1", (long long)kernel[i], (long long)s);
+        if (kernel[i] < 1 || s < 1)
+            return ddp__op_fail(c, DDP_EINVAL, "kernel %lld, stride %lld: at least 1", (long long)kernel[i],
+                                (long long)s);
         if (padding[i] < 0 || 2 * padding[i] > kernel[i])
-            return ddp__op_fail(c, DDP_EINVAL, "padding %lld, at most half the kernel %lld", (long long)padding[i], (long long)kernel[i]);
+            return ddp__op_fail(c, DDP_EINVAL, "padding %lld, at most half the kernel %lld", (long long)padding[i],
+                                (long long)kernel[i]);
         y[2 + i] = ddp__window_out(x[2 + i], kernel[i], s, padding[i], 1);
-        if (y[2 + i] < 1) return ddp__op_fail(c, DDP_ESHAPE, "the window exceeds the padded x %s", ddp__shape_text(4, x, (char[80]){0}, 80));
+        if (y[2 + i] < 1)
+            return ddp__op_fail(c, DDP_ESHAPE, "the window exceeds the padded x %s",
+                                ddp__shape_text(4, x, (char[80]){0}, 80));
     }
     return 0;
 }
@@ -37,17 +44,20 @@ static int x_size_4(const ddp_call *c, const ddp_ints *s) {
 static int want_g(const ddp_call *c, const int64_t *y) {
     for (int i = 0; i < 4; i++)
         if (c->in[0]->m.size[i] != y[i])
-            return ddp__op_fail(c, DDP_ESHAPE, "g is %s, expected %s", DDP_SHAPE_TEXT(&c->in[0]->m), ddp__shape_text(4, y, (char[80]){0}, 80));
+            return ddp__op_fail(c, DDP_ESHAPE, "g is %s, expected %s", DDP_SHAPE_TEXT(&c->in[0]->m),
+                                ddp__shape_text(4, y, (char[80]){0}, 80));
     return 0;
 }
 
-/* ---- max ------------------------------------------------------------------------------------------------------------- */
+/* ---- max
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static int max_pool2d_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_max_pool2d_attrs *a = c->attrs;
     int64_t y[4];
-    int     st;
-    if ((st = check_input(c)) < 0 || (st = pooled(c, c->in[0]->m.size, a->kernel, a->stride, a->padding, y)) < 0) return st;
+    int st;
+    if ((st = check_input(c)) < 0 || (st = pooled(c, c->in[0]->m.size, a->kernel, a->stride, a->padding, y)) < 0)
+        return st;
     if ((st = channels_last(c, c->in[0]->m.dtype, y, &out[0])) < 0) return st;
     return channels_last(c, DDP_I64, y, &out[1]);
 }
@@ -59,11 +69,14 @@ static int max_pool2d_vjp(ddp_vjp *v) {
 static int max_pool2d_grad_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_max_pool2d_grad_attrs *a = c->attrs;
     int st;
-    if ((st = check_input(c)) < 0 || (st = ddp__need_dtype(c, 1, DDP_I64)) < 0 || (st = x_size_4(c, &a->x_size)) < 0) return st;
+    if ((st = check_input(c)) < 0 || (st = ddp__need_dtype(c, 1, DDP_I64)) < 0 || (st = x_size_4(c, &a->x_size)) < 0)
+        return st;
     if (!ddp__meta_same_size(&c->in[0]->m, &c->in[1]->m))
-        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, indices %s", DDP_SHAPE_TEXT(&c->in[0]->m), DDP_SHAPE_TEXT(&c->in[1]->m));
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, indices %s", DDP_SHAPE_TEXT(&c->in[0]->m),
+                            DDP_SHAPE_TEXT(&c->in[1]->m));
     if (a->x_size.v[0] != c->in[0]->m.size[0] || a->x_size.v[1] != c->in[0]->m.size[1])
-        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, x_size %s", DDP_SHAPE_TEXT(&c->in[0]->m), ddp__shape_text(4, a->x_size.v, (char[80]){0}, 80));
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, x_size %s", DDP_SHAPE_TEXT(&c->in[0]->m),
+                            ddp__shape_text(4, a->x_size.v, (char[80]){0}, 80));
     return channels_last(c, c->in[0]->m.dtype, a->x_size.v, out);
 }
 static int max_pool2d_grad_vjp(ddp_vjp *v) { /* gg picked at the places */
@@ -75,24 +88,27 @@ static int max_pool2d_grad_vjp(ddp_vjp *v) { /* gg picked at the places */
     return ddp__pending();
 }
 
-/* ---- average ------------------------------------------------------------------------------------------------------------ */
+/* ---- average
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static int avg_pool2d_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_avg_pool2d_attrs *a = c->attrs;
     int64_t y[4];
-    int     st;
-    if ((st = check_input(c)) < 0 || (st = pooled(c, c->in[0]->m.size, a->kernel, a->stride, a->padding, y)) < 0) return st;
+    int st;
+    if ((st = check_input(c)) < 0 || (st = pooled(c, c->in[0]->m.size, a->kernel, a->stride, a->padding, y)) < 0)
+        return st;
     return channels_last(c, c->in[0]->m.dtype, y, out);
 }
 static int avg_pool2d_vjp(ddp_vjp *v) {
     const ddp_avg_pool2d_attrs *a = v->attrs;
-    v->grad_in[0] = ddp_avg_pool2d_grad(v->grad_out[0], 4, v->in_meta[0].size, a->kernel, a->stride, a->padding, (int)a->count_include_pad);
+    v->grad_in[0] = ddp_avg_pool2d_grad(v->grad_out[0], 4, v->in_meta[0].size, a->kernel, a->stride, a->padding,
+                                        (int)a->count_include_pad);
     return ddp__pending();
 }
 static int avg_pool2d_grad_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_avg_pool2d_grad_attrs *a = c->attrs;
     int64_t y[4];
-    int     st;
+    int st;
     if ((st = check_input(c)) < 0 || (st = x_size_4(c, &a->x_size)) < 0) return st;
     if ((st = pooled(c, a->x_size.v, a->kernel, a->stride, a->padding, y)) < 0 || (st = want_g(c, y)) < 0) return st;
     return channels_last(c, c->in[0]->m.dtype, a->x_size.v, out);
@@ -103,15 +119,18 @@ static int avg_pool2d_grad_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- adaptive average ------------------------------------------------------------------------------------------------------ */
+/* ---- adaptive average
+ * ------------------------------------------------------------------------------------------------------ */
 
 static int adaptive_avg_pool2d_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_adaptive_avg_pool2d_attrs *a = c->attrs;
     const int64_t *x = c->in[0]->m.size;
     int st = check_input(c);
     if (st < 0) return st;
-    if (a->size[0] < 1 || a->size[1] < 1) return ddp__op_fail(c, DDP_EINVAL, "size %lldx%lld, at least 1", (long long)a->size[0], (long long)a->size[1]);
-    if (x[2] < 1 || x[3] < 1) return ddp__op_fail(c, DDP_ESHAPE, "x is %s: nothing to average", DDP_SHAPE_TEXT(&c->in[0]->m));
+    if (a->size[0] < 1 || a->size[1] < 1)
+        return ddp__op_fail(c, DDP_EINVAL, "size %lldx%lld, at least 1", (long long)a->size[0], (long long)a->size[1]);
+    if (x[2] < 1 || x[3] < 1)
+        return ddp__op_fail(c, DDP_ESHAPE, "x is %s: nothing to average", DDP_SHAPE_TEXT(&c->in[0]->m));
     return channels_last(c, c->in[0]->m.dtype, (int64_t[]){x[0], x[1], a->size[0], a->size[1]}, out);
 }
 static int adaptive_avg_pool2d_vjp(ddp_vjp *v) {
@@ -133,9 +152,13 @@ static int adaptive_avg_pool2d_grad_vjp(ddp_vjp *v) {
 
 static double in_elements(const ddp_call *c) { return (double)c->in[0]->numel; }
 
-const ddp_op_rules ddp__max_pool2d_rules = {.infer = max_pool2d_infer, .vjp = max_pool2d_vjp, .saves = DDP_SAVE_OUT(1), .flops = in_elements};
-const ddp_op_rules ddp__max_pool2d_grad_rules = {.infer = max_pool2d_grad_infer, .vjp = max_pool2d_grad_vjp, .saves = DDP_SAVE_IN(1)};
+const ddp_op_rules ddp__max_pool2d_rules = {
+    .infer = max_pool2d_infer, .vjp = max_pool2d_vjp, .saves = DDP_SAVE_OUT(1), .flops = in_elements};
+const ddp_op_rules ddp__max_pool2d_grad_rules = {
+    .infer = max_pool2d_grad_infer, .vjp = max_pool2d_grad_vjp, .saves = DDP_SAVE_IN(1)};
 const ddp_op_rules ddp__avg_pool2d_rules = {.infer = avg_pool2d_infer, .vjp = avg_pool2d_vjp, .flops = in_elements};
 const ddp_op_rules ddp__avg_pool2d_grad_rules = {.infer = avg_pool2d_grad_infer, .vjp = avg_pool2d_grad_vjp};
-const ddp_op_rules ddp__adaptive_avg_pool2d_rules = {.infer = adaptive_avg_pool2d_infer, .vjp = adaptive_avg_pool2d_vjp, .flops = in_elements};
-const ddp_op_rules ddp__adaptive_avg_pool2d_grad_rules = {.infer = adaptive_avg_pool2d_grad_infer, .vjp = adaptive_avg_pool2d_grad_vjp};
+const ddp_op_rules ddp__adaptive_avg_pool2d_rules = {
+    .infer = adaptive_avg_pool2d_infer, .vjp = adaptive_avg_pool2d_vjp, .flops = in_elements};
+const ddp_op_rules ddp__adaptive_avg_pool2d_grad_rules = {.infer = adaptive_avg_pool2d_grad_infer,
+                                                          .vjp = adaptive_avg_pool2d_grad_vjp};

@@ -14,7 +14,8 @@ static int rand_infer(const ddp_call *c, ddp_meta *out) {
 
 static int randint_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_randint_attrs *a = c->attrs;
-    if (a->lo >= a->hi) return ddp__op_fail(c, DDP_EINVAL, "lo %lld is not below hi %lld", (long long)a->lo, (long long)a->hi);
+    if (a->lo >= a->hi)
+        return ddp__op_fail(c, DDP_EINVAL, "lo %lld is not below hi %lld", (long long)a->lo, (long long)a->hi);
     return ddp__new_tensor(c, a->dtype, a->device, (int)(a->size.n < 0 ? 0 : a->size.n), a->size.v, out);
 }
 

@@ -16,9 +16,9 @@ static int reduced(const ddp_call *c, const ddp_ints *dims, bool *gone) {
 }
 
 static int infer_reduced(const ddp_call *c, const ddp_ints *dims, bool keepdim, ddp_dtype dtype, ddp_meta *out) {
-    bool    gone[DDP_MAX_DIM];
+    bool gone[DDP_MAX_DIM];
     int64_t size[DDP_MAX_DIM];
-    int     n = 0, st = reduced(c, dims, gone);
+    int n = 0, st = reduced(c, dims, gone);
     if (st < 0) return st;
     for (int d = 0; d < c->in[0]->m.ndim; d++) {
         if (gone[d] && !keepdim) continue;
@@ -83,7 +83,8 @@ static int max_dim_infer(const ddp_call *c, ddp_meta *out) {
     ddp_ints one = {1, {a->dim}};
     int d = ddp__wrap_dim(c, a->dim, c->in[0]->m.ndim);
     if (d < 0) return ddp__pending();
-    if (c->in[0]->m.ndim && c->in[0]->m.size[d] == 0) return ddp__op_fail(c, DDP_ESHAPE, "dim %d of x %s is empty", d, DDP_SHAPE_TEXT(&c->in[0]->m));
+    if (c->in[0]->m.ndim && c->in[0]->m.size[d] == 0)
+        return ddp__op_fail(c, DDP_ESHAPE, "dim %d of x %s is empty", d, DDP_SHAPE_TEXT(&c->in[0]->m));
     int st = infer_reduced(c, &one, a->keepdim, c->in[0]->m.dtype, &out[0]);
     return st < 0 ? st : infer_reduced(c, &one, a->keepdim, DDP_I64, &out[1]);
 }
@@ -97,7 +98,7 @@ static int max_dim_vjp(ddp_vjp *v) {
         return 0;
     }
     int64_t size[DDP_MAX_DIM];
-    int     dim = (int)(a->dim < 0 ? a->dim + in->ndim : a->dim);
+    int dim = (int)(a->dim < 0 ? a->dim + in->ndim : a->dim);
     for (int d = 0; d < in->ndim; d++) size[d] = d == dim ? 1 : in->size[d];
     ddp_tensor *g = ddp__reshape(v->grad_out[0], in->ndim, size), *ids = ddp__reshape(v->out[1], in->ndim, size);
     v->grad_in[0] = ddp_gather_grad(g, ids, in->ndim, in->size, dim);
@@ -118,7 +119,10 @@ static double input_elements(const ddp_call *c) { return (double)c->in[0]->numel
 
 const ddp_op_rules ddp__sum_rules = {.infer = sum_infer, .vjp = sum_vjp, .flops = input_elements};
 const ddp_op_rules ddp__mean_rules = {.infer = mean_infer, .vjp = mean_vjp, .flops = input_elements};
-const ddp_op_rules ddp__amax_rules = {.infer = amax_infer, .vjp = amax_vjp, .saves = DDP_SAVE_IN(0) | DDP_SAVE_OUT(0), .flops = input_elements};
-const ddp_op_rules ddp__amin_rules = {.infer = amax_infer, .vjp = amax_vjp, .saves = DDP_SAVE_IN(0) | DDP_SAVE_OUT(0), .flops = input_elements};
-const ddp_op_rules ddp__max_dim_rules = {.infer = max_dim_infer, .vjp = max_dim_vjp, .saves = DDP_SAVE_OUT(1), .flops = input_elements};
+const ddp_op_rules ddp__amax_rules = {
+    .infer = amax_infer, .vjp = amax_vjp, .saves = DDP_SAVE_IN(0) | DDP_SAVE_OUT(0), .flops = input_elements};
+const ddp_op_rules ddp__amin_rules = {
+    .infer = amax_infer, .vjp = amax_vjp, .saves = DDP_SAVE_IN(0) | DDP_SAVE_OUT(0), .flops = input_elements};
+const ddp_op_rules ddp__max_dim_rules = {
+    .infer = max_dim_infer, .vjp = max_dim_vjp, .saves = DDP_SAVE_OUT(1), .flops = input_elements};
 const ddp_op_rules ddp__argmax_rules = {.infer = argmax_infer, .flops = input_elements};

@@ -16,7 +16,7 @@ ddp_tensor *ddp__reshape(ddp_tensor *x, int ndim, const int64_t *size) {
 ddp_tensor *ddp__sum_to(ddp_tensor *g, const ddp_meta *m) {
     if (!g || ddp__meta_same_size(&g->m, m)) return g;
     int64_t dims[DDP_MAX_DIM];
-    int     n = 0, extra = g->m.ndim - m->ndim;
+    int n = 0, extra = g->m.ndim - m->ndim;
     for (int d = 0; d < g->m.ndim; d++)
         if (d < extra || (m->size[d - extra] == 1 && g->m.size[d] != 1)) dims[n++] = d;
     ddp_tensor *s = n ? ddp_sum(g, n, dims, 1) : g;
@@ -24,7 +24,8 @@ ddp_tensor *ddp__sum_to(ddp_tensor *g, const ddp_meta *m) {
 }
 
 int ddp__vjp_by_chain(ddp_vjp *v, ddp_chain_fn chain) {
-    ddp_tensor *in[16] = {0}, *out[DDP_MAX_OUT] = {0}, *wanted[16], *grads[16] = {0}, *outs[DDP_MAX_OUT], *gouts[DDP_MAX_OUT];
+    ddp_tensor *in[16] = {0}, *out[DDP_MAX_OUT] = {0}, *wanted[16], *grads[16] = {0}, *outs[DDP_MAX_OUT],
+               *gouts[DDP_MAX_OUT];
     int index[16], n_wanted = 0, n_outs = 0;
     int mode = ddp_set_grad_mode(1);
     for (int i = 0; i < v->n_in; i++) {

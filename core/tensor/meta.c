@@ -15,7 +15,8 @@ void ddp__meta_rowmajor(ddp_meta *m) {
 void ddp__meta_channels_last(ddp_meta *m) {
     ddp__meta_rowmajor(m);
     if (m->ndim != 4) return;
-    int64_t c = m->size[1] > 0 ? m->size[1] : 1, w = m->size[3] > 0 ? m->size[3] : 1, h = m->size[2] > 0 ? m->size[2] : 1;
+    int64_t c = m->size[1] > 0 ? m->size[1] : 1, w = m->size[3] > 0 ? m->size[3] : 1,
+            h = m->size[2] > 0 ? m->size[2] : 1;
     m->stride[1] = 1;
     m->stride[3] = c;
     m->stride[2] = c * w;
@@ -52,7 +53,7 @@ bool ddp__meta_is_channels_last(const ddp_meta *m) {
 }
 
 bool ddp__meta_is_dense(const ddp_meta *m) {
-    bool    used[DDP_MAX_DIM] = {false};
+    bool used[DDP_MAX_DIM] = {false};
     int64_t s = 1;
     for (int left = m->ndim; left > 0; left--) {
         int pick = -1;
@@ -74,7 +75,8 @@ bool ddp__meta_same_size(const ddp_meta *a, const ddp_meta *b) {
 
 const char *ddp__shape_text(int ndim, const int64_t *size, char *buf, size_t n) {
     size_t at = (size_t)snprintf(buf, n, "[");
-    for (int i = 0; i < ndim && at < n; i++) at += (size_t)snprintf(buf + at, n - at, "%s%lld", i ? "," : "", (long long)size[i]);
+    for (int i = 0; i < ndim && at < n; i++)
+        at += (size_t)snprintf(buf + at, n - at, "%s%lld", i ? "," : "", (long long)size[i]);
     if (at < n) snprintf(buf + at, n - at, "]");
     return buf;
 }

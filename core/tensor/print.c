@@ -9,7 +9,7 @@
 enum { EDGE = 3, WHOLE = 1000 }; /* more than WHOLE elements: EDGE at each end of a dim */
 
 typedef struct out {
-    char  *buf;
+    char *buf;
     size_t n, at;
 } out;
 
@@ -17,8 +17,8 @@ static void put(out *o, const char *fmt, ...) DDP_PRINTF(2, 3);
 static void put(out *o, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    char  *to = o->at < o->n ? o->buf + o->at : NULL;
-    int    k = vsnprintf(to, to ? o->n - o->at : 0, fmt, ap);
+    char *to = o->at < o->n ? o->buf + o->at : NULL;
+    int k = vsnprintf(to, to ? o->n - o->at : 0, fmt, ap);
     va_end(ap);
     if (k > 0) o->at += (size_t)k;
 }
@@ -37,7 +37,7 @@ static void put_dim(out *o, const ddp_tensor *t, int dim, int64_t at) {
         return;
     }
     int64_t n = t->m.size[dim];
-    bool    cut = t->numel > WHOLE && n > 2 * EDGE;
+    bool cut = t->numel > WHOLE && n > 2 * EDGE;
     put(o, "{");
     for (int64_t i = 0; i < n; i++) {
         if (cut && i == EDGE) {

@@ -8,7 +8,7 @@
 #include "../mem/mem.h"
 
 enum {
-    HEADER = 64,       /* a small storage and its bytes are one block; the bytes stay 64-aligned */
+    HEADER = 64, /* a small storage and its bytes are one block; the bytes stay 64-aligned */
     INLINE = 64 << 10
 };
 _Static_assert(sizeof(ddp_storage) <= HEADER, "the header fits in front of inline bytes");
@@ -53,13 +53,13 @@ static const char barrier_mark;
 
 static _Thread_local struct {
     ddp_tensor **v;
-    int          n, room;
-    bool         active; /* the innermost mark is a scope, not a barrier */
+    int n, room;
+    bool active; /* the innermost mark is a scope, not a barrier */
 } scope;
 
 static bool scope_push(ddp_tensor *t) {
     if (scope.n == scope.room) {
-        int          room = scope.room ? 2 * scope.room : 64;
+        int room = scope.room ? 2 * scope.room : 64;
         ddp_tensor **v = realloc(scope.v, (size_t)room * sizeof *v);
         if (!v) return false;
         scope.v = v;
@@ -138,7 +138,8 @@ ddp_tensor *ddp_keep(ddp_tensor *t) {
     return t;
 }
 
-/* ---- handles ------------------------------------------------------------------------------------------------------ */
+/* ---- handles ------------------------------------------------------------------------------------------------------
+ */
 
 static atomic_uint_fast64_t next_id = 1;
 
@@ -189,7 +190,8 @@ void ddp_release(ddp_tensor *t) {
     ddp__mem_count_tensor(-1);
 }
 
-/* ---- accessors ------------------------------------------------------------------------------------------------------ */
+/* ---- accessors ------------------------------------------------------------------------------------------------------
+ */
 
 int ddp_ndim(const ddp_tensor *t) { return t ? t->m.ndim : 0; }
 int64_t ddp_numel(const ddp_tensor *t) { return t ? t->numel : 0; }
@@ -223,15 +225,19 @@ void ddp_mark_written(ddp_tensor *t) {
     if (t) atomic_fetch_add(&t->storage->version, 1);
 }
 
-/* ---- making tensors from outside ------------------------------------------------------------------------------------- */
+/* ---- making tensors from outside
+ * ------------------------------------------------------------------------------------- */
 
 static int meta_check(const char *what, ddp_meta *m, int ndim, const int64_t *shape, int dtype, int device) {
-    if (ndim < 0 || ndim > DDP_MAX_DIM) return ddp__fail(DDP_ESHAPE, "%s: %d dims, at most %d", what, ndim, DDP_MAX_DIM);
+    if (ndim < 0 || ndim > DDP_MAX_DIM)
+        return ddp__fail(DDP_ESHAPE, "%s: %d dims, at most %d", what, ndim, DDP_MAX_DIM);
     if (dtype < 0 || dtype >= DDP_DTYPES) return ddp__fail(DDP_EDTYPE, "%s: no dtype %d", what, dtype);
-    if (device != DDP_CPU) return ddp__fail(DDP_EDEVICE, "%s: no device %d; this build computes on the cpu", what, device);
+    if (device != DDP_CPU)
+        return ddp__fail(DDP_EDEVICE, "%s: no device %d; this build computes on the cpu", what, device);
     *m = (ddp_meta){.dtype = (ddp_dtype)dtype, .device = device, .ndim = ndim};
     for (int i = 0; i < ndim; i++) {
-        if (shape[i] < 0) return ddp__fail(DDP_ESHAPE, "%s: size %lld of dim %d is negative", what, (long long)shape[i], i);
+        if (shape[i] < 0)
+            return ddp__fail(DDP_ESHAPE, "%s: size %lld of dim %d is negative", what, (long long)shape[i], i);
         m->size[i] = shape[i];
     }
     ddp__meta_rowmajor(m);
@@ -274,7 +280,7 @@ ddp_tensor *ddp_from_blob(void *data, int ndim, const int64_t *shape, const int6
 
 static ddp_tensor *number(double value, bool whole) {
     if (ddp__pending()) return NULL;
-    ddp_meta    m = {.dtype = whole ? DDP_I64 : DDP_F64};
+    ddp_meta m = {.dtype = whole ? DDP_I64 : DDP_F64};
     ddp_tensor *t = ddp__tensor_new(&m);
     if (!t) return NULL;
     ddp__store(m.dtype, ddp__ptr(t), 0, value);
@@ -283,16 +289,19 @@ static ddp_tensor *number(double value, bool whole) {
 }
 
 ddp_tensor *ddp_scalar(double value) {
-    return number(value, value >= -9007199254740992.0 && value <= 9007199254740992.0 && value == (double)(int64_t)value);
+    return number(value,
+                  value >= -9007199254740992.0 && value <= 9007199254740992.0 && value == (double)(int64_t)value);
 }
 ddp_tensor *ddp_scalar_float(double value) { return number(value, false); }
 
-/* ---- reading ----------------------------------------------------------------------------------------------------------- */
+/* ---- reading
+ * ----------------------------------------------------------------------------------------------------------- */
 
 int ddp_item(const ddp_tensor *t, double *value) {
     if (ddp__pending()) return ddp__pending();
     if (!t) return ddp__fail(DDP_ENULL, "item: no tensor");
-    if (t->numel != 1) return ddp__fail(DDP_ESHAPE, "item: %s has %lld elements, not one", DDP_SHAPE_TEXT(&t->m), (long long)t->numel);
+    if (t->numel != 1)
+        return ddp__fail(DDP_ESHAPE, "item: %s has %lld elements, not one", DDP_SHAPE_TEXT(&t->m), (long long)t->numel);
     if (t->m.dtype == DDP_I64) {
         int64_t v = *(const int64_t *)(const void *)ddp__ptr(t);
         if (v > (int64_t)1 << 53 || v < -((int64_t)1 << 53))

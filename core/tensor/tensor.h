@@ -9,41 +9,41 @@
 /* What is known of a tensor without its data. */
 typedef struct ddp_meta {
     ddp_dtype dtype;
-    int       device;
-    int       ndim;
-    int64_t   size[DDP_MAX_DIM];
-    int64_t   stride[DDP_MAX_DIM]; /* elements */
-    int64_t   offset;              /* elements into the storage */
+    int device;
+    int ndim;
+    int64_t size[DDP_MAX_DIM];
+    int64_t stride[DDP_MAX_DIM]; /* elements */
+    int64_t offset;              /* elements into the storage */
 } ddp_meta;
 
 /* Bytes with a count of owners and a count of writes. */
 typedef struct ddp_storage {
-    atomic_int  refs;
-    bool        graph_views; /* a view of it was recorded: in place is refused inside graphs */
-    int         device;
-    size_t      bytes;
-    void       *data;
+    atomic_int refs;
+    bool graph_views; /* a view of it was recorded: in place is refused inside graphs */
+    int device;
+    size_t bytes;
+    void *data;
     atomic_uint_fast64_t version; /* writes so far; the tape notes it with what it saves */
-    void      (*deleter)(void *ctx); /* of blobs; NULL: the allocator's */
-    void       *ctx;
+    void (*deleter)(void *ctx);   /* of blobs; NULL: the allocator's */
+    void *ctx;
 } ddp_storage;
 
 typedef struct ddp_node ddp_node;           /* grad/tape.h */
 typedef struct ddp_leaf_info ddp_leaf_info; /* grad/tape.h */
 
 struct ddp_tensor {
-    ddp_meta     m;
-    int64_t      numel;
-    atomic_int   refs;
+    ddp_meta m;
+    int64_t numel;
+    atomic_int refs;
     ddp_storage *storage;
-    uint64_t     id;
-    bool         requires_grad; /* a leaf that wants a gradient */
-    bool         is_number;     /* ddp_scalar: weak in promotion */
-    bool         is_view;       /* made by a view op of a tensor in a graph */
-    int          node_out;      /* which output of node this is */
-    ddp_node    *node;          /* the op that made it; NULL for a leaf */
-    ddp_tensor  *grad;
-    ddp_leaf_info *leaf;        /* accumulation node, hooks, bucket; NULL until needed */
+    uint64_t id;
+    bool requires_grad; /* a leaf that wants a gradient */
+    bool is_number;     /* ddp_scalar: weak in promotion */
+    bool is_view;       /* made by a view op of a tensor in a graph */
+    int node_out;       /* which output of node this is */
+    ddp_node *node;     /* the op that made it; NULL for a leaf */
+    ddp_tensor *grad;
+    ddp_leaf_info *leaf; /* accumulation node, hooks, bucket; NULL until needed */
 };
 
 /* Bytes from the caching allocator; NULL with the error set. */
@@ -88,7 +88,10 @@ static inline char *ddp__ptr(const ddp_tensor *t) {
 DDP_LOCAL float ddp__f16_to_f32(uint16_t h);
 DDP_LOCAL uint16_t ddp__f32_to_f16(float f);
 static inline float ddp__bf16_to_f32(uint16_t h) {
-    union { uint32_t u; float f; } x = {(uint32_t)h << 16};
+    union {
+        uint32_t u;
+        float f;
+    } x = {(uint32_t)h << 16};
     return x.f;
 }
 DDP_LOCAL uint16_t ddp__f32_to_bf16(float f);

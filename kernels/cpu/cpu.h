@@ -1,5 +1,5 @@
-/* cpu.h -- what the vectorised kernels share. Every file but list.c is compiled once for each of x86-64-v2, v3 and v4, with
- * DDP_CPU_ISA naming it; symbols carry that name. The loops are plain C that the compiler vectorises. */
+/* cpu.h -- what the vectorised kernels share. Every file but list.c is compiled once for each of x86-64-v2, v3 and v4,
+ * with DDP_CPU_ISA naming it; symbols carry that name. The loops are plain C that the compiler vectorises. */
 #ifndef DDP_CPU_H
 #define DDP_CPU_H
 
@@ -11,8 +11,8 @@
 #define CPU_TEXT(x) CPU_TEXT_(x)
 
 /* The list of one op in this instruction set. */
-#define CPU_KERNEL(op, reject, run)                                                                                    \
-    const ddp_kernel CPU_CAT(ddp__cpu_##op, DDP_CPU_ISA)[] = {{#op ".cpu." CPU_TEXT(DDP_CPU_ISA), reject, run},       \
+#define CPU_KERNEL(op, reject, run)                                                                             \
+    const ddp_kernel CPU_CAT(ddp__cpu_##op, DDP_CPU_ISA)[] = {{#op ".cpu." CPU_TEXT(DDP_CPU_ISA), reject, run}, \
                                                               {NULL, NULL, NULL}}
 
 /* Threads worth starting for n elements: one below what a wake-up costs. */

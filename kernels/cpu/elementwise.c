@@ -31,10 +31,10 @@ static const char *reject_unary(const ddp_call *c) {
 /* One number on a side is loaded once; y may be a or b. */
 #define LOOP_BINARY(name, expr)                                                                                        \
     static int run_##name(const ddp_call *c) {                                                                         \
-        int64_t      n = c->out[0]->numel;                                                                             \
-        float       *y = cpu_f32(c->out[0]);                                                                           \
+        int64_t n = c->out[0]->numel;                                                                                  \
+        float *y = cpu_f32(c->out[0]);                                                                                 \
         const float *p = cpu_f32(c->in[0]), *q = cpu_f32(c->in[1]);                                                    \
-        int          threads = cpu_threads(n);                                                                         \
+        int threads = cpu_threads(n);                                                                                  \
         if (c->in[1]->numel == 1 && n != 1) {                                                                          \
             const float b = *q;                                                                                        \
             if (c->in[0]->numel == 1) { /* both: a broadcast result of one value */                                    \
@@ -42,21 +42,24 @@ static const char *reject_unary(const ddp_call *c) {
                 for (int64_t i = 0; i < n; i++) y[i] = (expr);                                                         \
                 return 0;                                                                                              \
             }                                                                                                          \
-            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)")                   \
-            for (int64_t i = 0; i < n; i++) {                                                                          \
+            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)") for (int64_t i =   \
+                                                                                                             0;        \
+                                                                                                         i < n; i++) { \
                 const float a = p[i];                                                                                  \
                 y[i] = (expr);                                                                                         \
             }                                                                                                          \
         } else if (c->in[0]->numel == 1 && n != 1) {                                                                   \
             const float a = *p;                                                                                        \
-            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)")                   \
-            for (int64_t i = 0; i < n; i++) {                                                                          \
+            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)") for (int64_t i =   \
+                                                                                                             0;        \
+                                                                                                         i < n; i++) { \
                 const float b = q[i];                                                                                  \
                 y[i] = (expr);                                                                                         \
             }                                                                                                          \
         } else {                                                                                                       \
-            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)")                   \
-            for (int64_t i = 0; i < n; i++) {                                                                          \
+            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)") for (int64_t i =   \
+                                                                                                             0;        \
+                                                                                                         i < n; i++) { \
                 const float a = p[i], b = q[i];                                                                        \
                 y[i] = (expr);                                                                                         \
             }                                                                                                          \
@@ -65,19 +68,19 @@ static const char *reject_unary(const ddp_call *c) {
     }                                                                                                                  \
     CPU_KERNEL(name, reject_binary, run_##name);
 
-#define LOOP_UNARY(name, expr)                                                                                         \
-    static int run_##name(const ddp_call *c) {                                                                         \
-        int64_t      n = c->out[0]->numel;                                                                             \
-        float       *y = cpu_f32(c->out[0]);                                                                           \
-        const float *p = cpu_f32(c->in[0]);                                                                            \
-        int          threads = cpu_threads(n);                                                                         \
-        _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)")                       \
-        for (int64_t i = 0; i < n; i++) {                                                                              \
-            const float x = p[i];                                                                                      \
-            y[i] = (expr);                                                                                             \
-        }                                                                                                              \
-        return 0;                                                                                                      \
-    }                                                                                                                  \
+#define LOOP_UNARY(name, expr)                                                                                      \
+    static int run_##name(const ddp_call *c) {                                                                      \
+        int64_t n = c->out[0]->numel;                                                                               \
+        float *y = cpu_f32(c->out[0]);                                                                              \
+        const float *p = cpu_f32(c->in[0]);                                                                         \
+        int threads = cpu_threads(n);                                                                               \
+        _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)") for (int64_t i = 0; \
+                                                                                                     i < n; i++) {  \
+            const float x = p[i];                                                                                   \
+            y[i] = (expr);                                                                                          \
+        }                                                                                                           \
+        return 0;                                                                                                   \
+    }                                                                                                               \
     CPU_KERNEL(name, reject_unary, run_##name);
 
 /* powf and sign gain nothing here: the reference has them. */
@@ -107,11 +110,12 @@ static const char *reject_unary(const ddp_call *c) {
 #define DDP_UNARY_FLOAT(op, expr) LOOP_UNARY(op, expr)
 #include "../elementwise.def"
 
-/* ---- copies and fills --------------------------------------------------------------------------------------------- */
+/* ---- copies and fills ---------------------------------------------------------------------------------------------
+ */
 
 static void copy_4(void *ctx, char *const *p, const int64_t *s, int64_t n) {
     (void)ctx;
-    uint32_t       *y = (uint32_t *)(void *)p[0];
+    uint32_t *y = (uint32_t *)(void *)p[0];
     const uint32_t *x = (const uint32_t *)(const void *)p[1];
     if (s[0] == 1 && s[1] == 1) memcpy(y, x, (size_t)n * 4);
     else if (s[1] == 0)
@@ -122,7 +126,8 @@ static void copy_4(void *ctx, char *const *p, const int64_t *s, int64_t n) {
 
 static const char *reject_copy(const ddp_call *c) {
     const ddp_tensor *src = c->in[c->n_in - 1];
-    if (src->m.dtype != c->out[0]->m.dtype || ddp__dtype_bytes[src->m.dtype] != 4) return "4-byte elements of one dtype only";
+    if (src->m.dtype != c->out[0]->m.dtype || ddp__dtype_bytes[src->m.dtype] != 4)
+        return "4-byte elements of one dtype only";
     return NULL;
 }
 

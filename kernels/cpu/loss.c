@@ -28,11 +28,11 @@ static int64_t count_kept(const int64_t *label, int64_t n, int64_t ignore) {
 
 static int run_cross_entropy(const ddp_call *c) {
     const ddp_cross_entropy_attrs *a = c->attrs;
-    const float   *x = cpu_f32(c->in[0]);
+    const float *x = cpu_f32(c->in[0]);
     const int64_t *label = labels_of(c->in[1]);
     int64_t N = c->in[0]->m.size[0], C = c->in[0]->m.size[1];
-    float  *y = cpu_f32(c->out[0]);
-    double  total = 0, s = a->label_smoothing;
+    float *y = cpu_f32(c->out[0]);
+    double total = 0, s = a->label_smoothing;
     for (int64_t i = 0; i < N; i++, x += C) {
         double loss = 0, all = 0;
         if (label[i] != a->ignore_index) {
@@ -43,18 +43,21 @@ static int run_cross_entropy(const ddp_call *c) {
         if (a->reduction == 0) y[i] = (float)loss;
         total += loss;
     }
-    if (a->reduction != 0) *y = (float)(a->reduction == 1 ? total / (double)count_kept(label, N, a->ignore_index) : total);
+    if (a->reduction != 0)
+        *y = (float)(a->reduction == 1 ? total / (double)count_kept(label, N, a->ignore_index) : total);
     return 0;
 }
 CPU_KERNEL(cross_entropy, reject, run_cross_entropy);
 
 static int run_cross_entropy_grad(const ddp_call *c) {
     const ddp_cross_entropy_grad_attrs *a = c->attrs;
-    const float   *g = cpu_f32(c->in[0]), *x = cpu_f32(c->in[1]);
-    const int64_t *label = labels_of(c->in[2]), N = c->in[1]->m.size[0], C = c->in[1]->m.size[1], step = a->reduction == 0 ? c->in[0]->m.stride[0] : 0;
-    float *d = cpu_f32(c->out[0]), s = (float)a->label_smoothing, scale = a->reduction == 1 ? (float)(1 / (double)count_kept(label, N, a->ignore_index)) : 1;
+    const float *g = cpu_f32(c->in[0]), *x = cpu_f32(c->in[1]);
+    const int64_t *label = labels_of(c->in[2]), N = c->in[1]->m.size[0], C = c->in[1]->m.size[1],
+                  step = a->reduction == 0 ? c->in[0]->m.stride[0] : 0;
+    float *d = cpu_f32(c->out[0]), s = (float)a->label_smoothing,
+          scale = a->reduction == 1 ? (float)(1 / (double)count_kept(label, N, a->ignore_index)) : 1;
     for (int64_t i = 0; i < N; i++, x += C, d += C) {
-        bool  kept = label[i] != a->ignore_index;
+        bool kept = label[i] != a->ignore_index;
         float lse = kept ? log_sum(x, C) : 0, f = kept ? scale * g[i * step] : 0;
         for (int64_t k = 0; k < C; k++) d[k] = kept ? f * (expf(x[k] - lse) - s / (float)C) : 0;
         if (kept) d[label[i]] -= f * (1 - s);

@@ -1,6 +1,7 @@
-/* norm.c -- batch normalisation of f32 rows of channels ([N, C], or 4-D channels-last): one pass over memory for the sums,
- * one for the result, forward and backward. Sums are taken about the first row, in f32 over short blocks of rows and in
- * double over those, so that a large mean costs no digits. Rows are cut into a fixed number of parts, whatever the threads. */
+/* norm.c -- batch normalisation of f32 rows of channels ([N, C], or 4-D channels-last): one pass over memory for the
+ * sums, one for the result, forward and backward. Sums are taken about the first row, in f32 over short blocks of rows
+ * and in double over those, so that a large mean costs no digits. Rows are cut into a fixed number of parts, whatever
+ * the threads. */
 #include <math.h>
 #include <string.h>
 
@@ -34,7 +35,8 @@ static const char *reject_batch_norm_grad(const ddp_call *c) {
 
 /* Adds rows [lo, hi) of two products a channel to s1, s2 [C]:  s1 += u, s2 += u*v with
  * forward:  u = v = x - m;   backward:  u = g, v = x - m. blocks: 2C floats of scratch. */
-static void sums(const float *g, const float *x, const float *m, int64_t C, int64_t lo, int64_t hi, double *s1, double *s2, float *block) {
+static void sums(const float *g, const float *x, const float *m, int64_t C, int64_t lo, int64_t hi, double *s1,
+                 double *s2, float *block) {
     float *b1 = block, *b2 = block + C;
     for (int64_t at = lo; at < hi; at += BLOCK) {
         int64_t end = at + BLOCK < hi ? at + BLOCK : hi;
@@ -65,13 +67,13 @@ static void sums(const float *g, const float *x, const float *m, int64_t C, int6
 
 /* All rows: totals into total[0..2C). A status. */
 static int total_sums(const float *g, const float *x, const float *m, int64_t C, int64_t rows, double *total) {
-    size_t  doubles = 2 * (size_t)C * PARTS * sizeof(double), floats = 2 * (size_t)C * PARTS * sizeof(float);
-    char   *scratch = ddp__mem_alloc(doubles + floats);
-    int     threads = cpu_threads(rows * C);
+    size_t doubles = 2 * (size_t)C * PARTS * sizeof(double), floats = 2 * (size_t)C * PARTS * sizeof(float);
+    char *scratch = ddp__mem_alloc(doubles + floats);
+    int threads = cpu_threads(rows * C);
     int64_t step = (rows + PARTS - 1) / PARTS;
     if (!scratch) return ddp__pending();
     double *part = (double *)(void *)scratch;
-    float  *block = (float *)(void *)(scratch + doubles);
+    float *block = (float *)(void *)(scratch + doubles);
     memset(part, 0, doubles);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int p = 0; p < PARTS; p++) {
@@ -90,8 +92,8 @@ static int total_sums(const float *g, const float *x, const float *m, int64_t C,
 static int batch_statistics(const ddp_call *c, int64_t rows, double *total, float *mean, double *var) {
     const ddp_batch_norm_attrs *a = c->attrs;
     const float *x = cpu_f32(c->in[0]);
-    int64_t      C = channels_of(c->in[0]);
-    int          st = total_sums(NULL, x, x, C, rows, total); /* about the first row */
+    int64_t C = channels_of(c->in[0]);
+    int st = total_sums(NULL, x, x, C, rows, total); /* about the first row */
     if (st < 0) return st;
     for (int64_t k = 0; k < C; k++) {
         double d = total[k] / (double)rows;
@@ -109,14 +111,15 @@ static int batch_statistics(const ddp_call *c, int64_t rows, double *total, floa
 static int run_batch_norm(const ddp_call *c) {
     const ddp_batch_norm_attrs *a = c->attrs;
     int64_t C = channels_of(c->in[0]), rows = c->in[0]->numel / C;
-    size_t  bytes = (size_t)C * (3 * sizeof(double) + 2 * sizeof(float));
-    char   *scratch = ddp__mem_alloc(bytes);
+    size_t bytes = (size_t)C * (3 * sizeof(double) + 2 * sizeof(float));
+    char *scratch = ddp__mem_alloc(bytes);
     if (!scratch) return ddp__pending();
     double *total = (double *)(void *)scratch, *var = total + 2 * C;
-    float  *scale = (float *)(void *)(var + C), *shift = scale + C;
-    float  *mean = cpu_f32(c->out[1]), *rstd = cpu_f32(c->out[2]), *y = cpu_f32(c->out[0]);
-    const float *x = cpu_f32(c->in[0]), *w = c->in[1] ? cpu_f32(c->in[1]) : NULL, *b = c->in[2] ? cpu_f32(c->in[2]) : NULL;
-    int     st = 0, threads = cpu_threads(rows * C);
+    float *scale = (float *)(void *)(var + C), *shift = scale + C;
+    float *mean = cpu_f32(c->out[1]), *rstd = cpu_f32(c->out[2]), *y = cpu_f32(c->out[0]);
+    const float *x = cpu_f32(c->in[0]), *w = c->in[1] ? cpu_f32(c->in[1]) : NULL,
+                *b = c->in[2] ? cpu_f32(c->in[2]) : NULL;
+    int st = 0, threads = cpu_threads(rows * C);
     if (a->training || !c->in[3]) st = batch_statistics(c, rows, total, mean, var);
     else
         for (int64_t k = 0; k < C; k++) {
@@ -132,7 +135,7 @@ static int run_batch_norm(const ddp_call *c) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t r = 0; r < rows; r++) {
         const float *xr = x + r * C;
-        float       *yr = y + r * C;
+        float *yr = y + r * C;
 #pragma omp simd
         for (int64_t k = 0; k < C; k++) yr[k] = (xr[k] - mean[k]) * scale[k] + shift[k];
     }
@@ -143,17 +146,17 @@ CPU_KERNEL(batch_norm, reject_batch_norm, run_batch_norm);
 
 /* dx = w rstd (g - mean(g) - xhat mean(g xhat)), which is p g + q (x - mean) + s a channel; in eval mode w rstd g. */
 static int run_batch_norm_grad(const ddp_call *c) {
-    bool    training = ((const ddp_batch_norm_grad_attrs *)c->attrs)->training;
+    bool training = ((const ddp_batch_norm_grad_attrs *)c->attrs)->training;
     int64_t C = channels_of(c->in[1]), rows = c->in[1]->numel / C;
-    size_t  bytes = (size_t)C * (2 * sizeof(double) + 3 * sizeof(float));
-    char   *scratch = ddp__mem_alloc(bytes);
+    size_t bytes = (size_t)C * (2 * sizeof(double) + 3 * sizeof(float));
+    char *scratch = ddp__mem_alloc(bytes);
     if (!scratch) return ddp__pending();
     double *total = (double *)(void *)scratch;
-    float  *p = (float *)(void *)(total + 2 * C), *q = p + C, *s = q + C;
+    float *p = (float *)(void *)(total + 2 * C), *q = p + C, *s = q + C;
     const float *g = cpu_f32(c->in[0]), *x = cpu_f32(c->in[1]), *w = c->in[2] ? cpu_f32(c->in[2]) : NULL;
     const float *mean = cpu_f32(c->in[3]), *rstd = cpu_f32(c->in[4]);
-    float  *dx = cpu_f32(c->out[0]), *dw = cpu_f32(c->out[1]), *db = cpu_f32(c->out[2]);
-    int     st = total_sums(g, x, mean, C, rows, total), threads = cpu_threads(rows * C);
+    float *dx = cpu_f32(c->out[0]), *dw = cpu_f32(c->out[1]), *db = cpu_f32(c->out[2]);
+    int st = total_sums(g, x, mean, C, rows, total), threads = cpu_threads(rows * C);
     for (int64_t k = 0; st == 0 && k < C; k++) {
         double scale = rstd[k] * (w ? w[k] : 1.0), gx = total[C + k] * rstd[k];
         dw[k] = (float)gx;
@@ -165,7 +168,7 @@ static int run_batch_norm_grad(const ddp_call *c) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t r = 0; r < rows; r++) {
         const float *gr = g + r * C, *xr = x + r * C;
-        float       *dr = dx + r * C;
+        float *dr = dx + r * C;
 #pragma omp simd
         for (int64_t k = 0; k < C; k++) dr[k] = gr[k] * p[k] + (xr[k] - mean[k]) * q[k] + s[k];
     }

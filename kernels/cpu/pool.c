@@ -10,7 +10,7 @@ static const char *reject_mean(const ddp_call *c) {
 static int run_adaptive_avg_pool2d(const ddp_call *c) {
     int64_t N = c->in[0]->m.size[0], C = c->in[0]->m.size[1], area = c->in[0]->m.size[2] * c->in[0]->m.size[3];
     const float *x = cpu_f32(c->in[0]);
-    float       *y = cpu_f32(c->out[0]), scale = 1.0f / (float)area;
+    float *y = cpu_f32(c->out[0]), scale = 1.0f / (float)area;
     for (int64_t n = 0; n < N; n++, y += C) {
         for (int64_t k = 0; k < C; k++) y[k] = 0;
         for (int64_t i = 0; i < area; i++, x += C)
@@ -33,7 +33,7 @@ static int run_adaptive_avg_pool2d_grad(const ddp_call *c) {
     const ddp_meta *dx = &c->out[0]->m;
     int64_t N = dx->size[0], C = dx->size[1], area = dx->size[2] * dx->size[3];
     const float *g = cpu_f32(c->in[0]);
-    float       *d = cpu_f32(c->out[0]), scale = 1.0f / (float)area;
+    float *d = cpu_f32(c->out[0]), scale = 1.0f / (float)area;
     for (int64_t n = 0; n < N; n++, g += C)
         for (int64_t i = 0; i < area; i++, d += C)
 #pragma omp simd

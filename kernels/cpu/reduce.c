@@ -19,7 +19,8 @@ static bool merge(const ddp_meta *x, const bool *gone, bool which, int64_t *size
     for (;;) {
         int pick = -1;
         for (int d = 0; d < x->ndim; d++)
-            if (gone[d] == which && !used[d] && x->size[d] != 1 && (pick < 0 || x->stride[d] < x->stride[pick])) pick = d;
+            if (gone[d] == which && !used[d] && x->size[d] != 1 && (pick < 0 || x->stride[d] < x->stride[pick]))
+                pick = d;
         if (pick < 0) return true;
         if (*size == 1) *stride = x->stride[pick];
         else if (x->stride[pick] != *stride * *size) return false;
@@ -33,8 +34,10 @@ static bool make_plan(const ddp_call *c, plan *p) {
     const ddp_meta *x = &c->in[0]->m;
     bool gone[DDP_MAX_DIM];
     for (int d = 0; d < x->ndim; d++) gone[d] = a->dim.n <= 0;
-    for (int64_t i = 0; i < a->dim.n && x->ndim; i++) gone[a->dim.v[i] < 0 ? a->dim.v[i] + x->ndim : a->dim.v[i]] = true;
-    if (!merge(x, gone, false, &p->kept, &p->kept_stride) || !merge(x, gone, true, &p->gone, &p->gone_stride)) return false;
+    for (int64_t i = 0; i < a->dim.n && x->ndim; i++)
+        gone[a->dim.v[i] < 0 ? a->dim.v[i] + x->ndim : a->dim.v[i]] = true;
+    if (!merge(x, gone, false, &p->kept, &p->kept_stride) || !merge(x, gone, true, &p->gone, &p->gone_stride))
+        return false;
     int kept_dims = 0; /* the result is row-major: several kept dims must be in that order */
     for (int d = 0; d < x->ndim; d++) kept_dims += !gone[d] && x->size[d] != 1;
     return kept_dims <= 1;
@@ -55,7 +58,7 @@ static double line_sum(const float *x, int64_t n) {
     double total = 0;
     for (int64_t at = 0; at < n; at += 1024) {
         int64_t m = n - at < 1024 ? n - at : 1024;
-        float   s = 0;
+        float s = 0;
 #pragma omp simd reduction(+ : s)
         for (int64_t i = 0; i < m; i++) s += x[at + i];
         total += s;
@@ -66,7 +69,7 @@ static double line_sum(const float *x, int64_t n) {
 /* Rows of `kept` neighbours, added up. */
 static void row_sums(const float *x, const plan *p, float *y, double scale) {
     double total[MAX_KEPT];
-    float  block[MAX_KEPT];
+    float block[MAX_KEPT];
     memset(total, 0, sizeof *total * (size_t)p->kept);
     for (int64_t at = 0; at < p->gone; at += BLOCK) {
         int64_t m = p->gone - at < BLOCK ? p->gone - at : BLOCK;
@@ -85,8 +88,8 @@ static int reduce(const ddp_call *c, bool mean) {
     plan p;
     make_plan(c, &p);
     const float *x = cpu_f32(c->in[0]);
-    float       *y = cpu_f32(c->out[0]);
-    double       scale = mean ? 1 / (double)p.gone : 1;
+    float *y = cpu_f32(c->out[0]);
+    double scale = mean ? 1 / (double)p.gone : 1;
     if (p.kept > 1 && p.kept_stride == 1) row_sums(x, &p, y, scale);
     else
         for (int64_t k = 0; k < p.kept; k++) y[k] = (float)(line_sum(x + k * p.kept_stride, p.gone) * scale);

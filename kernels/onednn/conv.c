@@ -25,12 +25,12 @@ static int64_t handed(const ddp_tensor *t, dnn_layout otherwise) {
 }
 
 #define COPY_4(to, from) memcpy(to, from, 4 * sizeof(int64_t))
-#define COPY_WINDOW(v, a)                                        \
-    do {                                                         \
-        memcpy((v)->stride, (a)->stride, sizeof (v)->stride);    \
-        memcpy((v)->padding, (a)->padding, sizeof (v)->padding); \
-        memcpy((v)->dilation, (a)->dilation, sizeof (v)->dilation); \
-        (v)->groups = (a)->groups;                               \
+#define COPY_WINDOW(v, a)                                          \
+    do {                                                           \
+        memcpy((v)->stride, (a)->stride, sizeof(v)->stride);       \
+        memcpy((v)->padding, (a)->padding, sizeof(v)->padding);    \
+        memcpy((v)->dilation, (a)->dilation, sizeof(v)->dilation); \
+        (v)->groups = (a)->groups;                                 \
     } while (0)
 
 /* The tensors in their roles, whichever of them is the result. */
@@ -93,7 +93,7 @@ static bool user_mds(const conv *v, conv_mds *m) {
 
 static void any_layout(dnnl_memory_desc_t *m) {
     dnnl_dims_t size;
-    int         n = m->ndims;
+    int n = m->ndims;
     memcpy(size, m->dims, sizeof size);
     dnnl_memory_desc_init_by_tag(m, n, size, dnnl_f32, dnnl_format_tag_any);
 }
@@ -170,7 +170,7 @@ static const char *build(dnn_entry *e, const void *ctx) {
     };
     static const conv_kind result_is[3] = {GRAD_INPUT, GRAD_WEIGHT, FORWARD}; /* x, w and y are results of these */
     const conv *v = ctx;
-    conv_mds    m;
+    conv_mds m;
     if (!user_mds(v, &m)) return "oneDNN does not take these sizes";
     dnnl_primitive_desc_t pd = choose(v, &m);
     if (!pd) return "oneDNN has no fast convolution for this";
@@ -192,7 +192,7 @@ static dnn_entry *entry_of(const ddp_call *c, const conv *v) {
 /* ---- kernels ----------------------------------------------------------------------------------------------------- */
 
 static const char *reject(const ddp_call *c) {
-    conv  v;
+    conv v;
     if (c->in[0]->m.dtype != DDP_F32) return "oneDNN is used for f32 only";
     roles r = roles_of(c, &v);
     if (r.x->numel == 0 || r.w->numel == 0 || r.y->numel == 0) return "an empty tensor";
@@ -202,10 +202,10 @@ static const char *reject(const ddp_call *c) {
 }
 
 static int run(const ddp_call *c) {
-    conv     v;
-    roles    r = roles_of(c, &v);
+    conv v;
+    roles r = roles_of(c, &v);
     dnn_temp temp[4] = {{NULL, 0}};
-    int      st = ddp__pending();
+    int st;
     const dnn_entry *e = entry_of(c, &v);
     if (!e) return ddp__pending();
     void *ptr[4] = {dnn_dense(r.x, DNN_CHANNELS_LAST, &temp[0]), dnn_dense(r.w, DNN_ROWMAJOR, &temp[1]),

@@ -9,16 +9,16 @@
 enum { TABLE = 1024, MOST = 512 }; /* slots (a power of two), and entries before all are dropped */
 
 typedef struct dnn_state {
-    dnnl_engine_t         engine;
-    dnnl_stream_t         stream;
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
     dnnl_primitive_attr_t attr;
-    int                   threads, entries;
-    dnn_entry            *table[TABLE]; /* open addressing */
+    int threads, entries;
+    dnn_entry *table[TABLE]; /* open addressing */
 } dnn_state;
 
 static _Thread_local dnn_state *mine;
-static pthread_once_t           once = PTHREAD_ONCE_INIT;
-static pthread_key_t            at_exit_of_thread;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t at_exit_of_thread;
 
 /* ---- one thread's state ------------------------------------------------------------------------------------------ */
 
@@ -128,7 +128,7 @@ dnn_entry *dnn_find(const dnn_key *k, dnn_build_fn build, const void *ctx) {
 /* ---- building an entry ------------------------------------------------------------------------------------------- */
 
 dnnl_primitive_desc_t dnn_desc(const void *op_desc, dnnl_primitive_desc_t hint) {
-    dnn_state            *s = state();
+    dnn_state *s = state();
     dnnl_primitive_desc_t pd = NULL;
     if (!s || dnnl_primitive_desc_create(&pd, op_desc, s->attr, s->engine, hint) != dnnl_success) return NULL;
     return pd;
@@ -156,12 +156,12 @@ static bool slot_make(dnn_slot *s, const dnn_use *u, const dnnl_memory_desc_t *w
     s->at = *workspace;
     *workspace += rounded(dnnl_memory_desc_get_size(want));
     const dnnl_memory_desc_t *from = u->out ? want : &u->user, *to = u->out ? &u->user : want;
-    dnnl_primitive_desc_t     pd = NULL;
+    dnnl_primitive_desc_t pd = NULL;
     if (!memory(&s->own, want)) return false;
     if (dnnl_reorder_primitive_desc_create(&pd, from, mine->engine, to, mine->engine, mine->attr) != dnnl_success)
         return false;
     const dnnl_memory_desc_t *md = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
-    size_t                    bytes = md ? dnnl_memory_desc_get_size(md) : 0;
+    size_t bytes = md ? dnnl_memory_desc_get_size(md) : 0;
     if (bytes > *scratch) *scratch = bytes;
     bool made = dnnl_primitive_create(&s->reorder, pd) == dnnl_success;
     dnnl_primitive_desc_destroy(pd);
@@ -171,9 +171,9 @@ static bool slot_make(dnn_slot *s, const dnn_use *u, const dnnl_memory_desc_t *w
 const char *dnn_entry_make(dnn_entry *e, dnnl_primitive_desc_t pd, int n, const dnn_use *use) {
     static const char *const no = "oneDNN could not make the primitive";
     const dnnl_memory_desc_t *md = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
-    dnnl_memory_desc_t        bytes_md;
+    dnnl_memory_desc_t bytes_md;
     size_t scratch = md ? dnnl_memory_desc_get_size(md) : 0;
-    bool   made = dnnl_primitive_create(&e->prim, pd) == dnnl_success;
+    bool made = dnnl_primitive_create(&e->prim, pd) == dnnl_success;
     e->n = n;
     for (int i = 0; i < n && made; i++) {
         const dnnl_memory_desc_t *want = dnnl_primitive_desc_query_md(pd, use[i].query, use[i].index);
@@ -217,7 +217,7 @@ static bool run_in(const dnn_entry *e, void *const *ptr, char *workspace) {
 int dnn_run(const dnn_entry *e, const char *op, void *const *ptr) {
     dnn_threads();
     size_t bytes = e->workspace ? e->workspace : 64;
-    char  *workspace = ddp__mem_alloc(bytes);
+    char *workspace = ddp__mem_alloc(bytes);
     if (!workspace) return ddp__pending();
     bool ok = run_in(e, ptr, workspace);
     ddp__mem_free(workspace, bytes);
@@ -264,11 +264,11 @@ void dnn_temp_free(dnn_temp *t) {
 /* Four sizes; smaller tensors have leading ones. */
 static void copy_4(float *to, const int64_t *ts, const float *from, const int64_t *fs, const int64_t *size) {
     bool last = ts[1] == 1 && size[1] != 1; /* the innermost of the target runs innermost */
-    int  in = last ? 1 : 3, mid = last ? 3 : 2, out = last ? 2 : 1;
+    int in = last ? 1 : 3, mid = last ? 3 : 2, out = last ? 2 : 1;
     for (int64_t n = 0; n < size[0]; n++)
         for (int64_t a = 0; a < size[out]; a++)
             for (int64_t b = 0; b < size[mid]; b++) {
-                float       *t = to + n * ts[0] + a * ts[out] + b * ts[mid];
+                float *t = to + n * ts[0] + a * ts[out] + b * ts[mid];
                 const float *f = from + n * fs[0] + a * fs[out] + b * fs[mid];
                 for (int64_t c = 0; c < size[in]; c++) t[c * ts[in]] = f[c * fs[in]];
             }
@@ -277,7 +277,7 @@ static void copy_4(float *to, const int64_t *ts, const float *from, const int64_
 float *dnn_dense(const ddp_tensor *t, dnn_layout to, dnn_temp *temp) {
     if (dnn_layout_of(&t->m) != DNN_OTHER) return dnn_ptr(t);
     int64_t size[4] = {1, 1, 1, 1}, from[4] = {0, 0, 0, 0}, stride[4];
-    int     lead = 4 - t->m.ndim;
+    int lead = 4 - t->m.ndim;
     for (int i = 0; i < t->m.ndim; i++) {
         size[lead + i] = t->m.size[i];
         from[lead + i] = t->m.stride[i];

@@ -13,7 +13,7 @@ enum { DNN_KEY = 64, DNN_SLOTS = 9 };
 
 /* What a primitive computes: op, sizes, strides, attributes, threads. Compared word by word. */
 typedef struct dnn_key {
-    int     n;
+    int n;
     int64_t v[DNN_KEY];
 } dnn_key;
 DDP_LOCAL void dnn_key_start(dnn_key *k, int op);
@@ -22,29 +22,29 @@ DDP_LOCAL void dnn_key_add(dnn_key *k, int n, const int64_t *v);
 /* One argument of a primitive. Where the primitive wants another layout than the tensor's, `own` has it, in the
  * workspace, and `reorder` goes between. */
 typedef struct dnn_slot {
-    int              arg;
-    bool             out;
-    dnnl_memory_t    user, own;
+    int arg;
+    bool out;
+    dnnl_memory_t user, own;
     dnnl_primitive_t reorder;
-    size_t           at; /* of own in the workspace */
+    size_t at; /* of own in the workspace */
 } dnn_slot;
 
 typedef struct dnn_entry {
-    dnn_key          key;
-    const char      *why; /* not NULL: oneDNN does not do it, the reason */
+    dnn_key key;
+    const char *why; /* not NULL: oneDNN does not do it, the reason */
     dnnl_primitive_t prim;
-    dnnl_memory_t    scratch;
-    size_t           scratch_at, workspace; /* bytes */
-    int              n;
-    dnn_slot         slot[DNN_SLOTS];
+    dnnl_memory_t scratch;
+    size_t scratch_at, workspace; /* bytes */
+    int n;
+    dnn_slot slot[DNN_SLOTS];
 } dnn_entry;
 
 /* An argument as the caller has it, and where the primitive says how it wants it. */
 typedef struct dnn_use {
-    int                arg;
-    bool               out;
-    dnnl_query_t       query;
-    int                index;
+    int arg;
+    bool out;
+    dnnl_query_t query;
+    int index;
     dnnl_memory_desc_t user;
 } dnn_use;
 
@@ -74,7 +74,7 @@ DDP_LOCAL bool dnn_md(dnnl_memory_desc_t *md, int n, const int64_t *size, const 
 
 /* Dense memory made for one call. */
 typedef struct dnn_temp {
-    void  *p;
+    void *p;
     size_t bytes;
 } dnn_temp;
 DDP_LOCAL void dnn_temp_free(dnn_temp *t);

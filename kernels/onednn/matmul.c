@@ -9,8 +9,8 @@ enum { BATCH_DIMS = DDP_MAX_DIM - 2 };
 /* y[..., M, N] = a[..., M, K] b[..., K, N] + bias[N]: sizes, and strides in elements. Also the cache key. */
 typedef struct product {
     int64_t M, N, K, bias, batch_dims;
-    int64_t am, ak, bk, bn;           /* one of each pair is 1 */
-    int64_t size[BATCH_DIMS];         /* of the batch dims of y */
+    int64_t am, ak, bk, bn;                 /* one of each pair is 1 */
+    int64_t size[BATCH_DIMS];               /* of the batch dims of y */
     int64_t sa[BATCH_DIMS], sb[BATCH_DIMS]; /* 0 where broadcast */
 } product;
 
@@ -87,7 +87,7 @@ static const char *product_of(const ddp_call *c, product *p) {
     if (c->in[0]->m.dtype != DDP_F32) return "oneDNN is used for f32 only";
     if (c->out[0]->numel == 0 || c->in[0]->numel == 0) return "an empty tensor";
     ddp_meta y = c->out[0]->m;
-    int64_t  s = 1;
+    int64_t s = 1;
     for (int i = y.ndim - 1; i >= 0; s *= y.size[i--])
         if (y.size[i] != 1 && y.stride[i] != s) return "a result that is not row-major";
     const char *no = c->op->id == DDP_OP_linear ? linear_product(c, p) : matmul_product(c, p);
@@ -104,7 +104,7 @@ static const char *product_of(const ddp_call *c, product *p) {
 /* Batch dims where the operand is broadcast get size 1. */
 static bool operand(dnnl_memory_desc_t *md, const product *p, const int64_t *batch, int64_t rows, int64_t cols,
                     int64_t r, int64_t c) {
-    int     n = (int)p->batch_dims;
+    int n = (int)p->batch_dims;
     int64_t size[DDP_MAX_DIM], stride[DDP_MAX_DIM], dense = rows * cols;
     size[n] = rows;
     size[n + 1] = cols;
@@ -123,7 +123,7 @@ static const char *build(dnn_entry *e, const void *ctx) {
     const product *p = ctx;
     dnnl_memory_desc_t a, b, y, bias;
     int64_t dense[BATCH_DIMS + 1], ones[DDP_MAX_DIM], stride[DDP_MAX_DIM];
-    int     n = (int)p->batch_dims;
+    int n = (int)p->batch_dims;
     dense[n] = p->M * p->N;
     for (int i = n - 1; i >= 0; i--) dense[i] = dense[i + 1] * p->size[i];
     for (int i = 0; i < n + 2; i++) {
@@ -187,7 +187,7 @@ static const char *reject(const ddp_call *c) {
 }
 
 static int run(const ddp_call *c) {
-    product     p;
+    product p;
     const char *no = product_of(c, &p);
     if (no) return ddp__fail(DDP_ENOSUP, "%s: %s", c->op->name, no);
     float *a = dnn_ptr(c->in[0]), *b = dnn_ptr(c->in[1]), *y = dnn_ptr(c->out[0]);

@@ -21,7 +21,7 @@ static const char *build(dnn_entry *e, const void *ctx) {
     static const char *const no = "oneDNN has no fast average pooling for this";
     const pool *v = ctx;
     int64_t s[4];
-    dnnl_memory_desc_t  x, y;
+    dnnl_memory_desc_t x, y;
     dnnl_pooling_desc_t d;
     dnn_strides(DNN_CHANNELS_LAST, v->x, s);
     if (!dnn_md(&x, 4, v->x, s)) return no;
@@ -30,8 +30,8 @@ static const char *build(dnn_entry *e, const void *ctx) {
     dnnl_alg_kind_t alg = v->include ? dnnl_pooling_avg_include_padding : dnnl_pooling_avg_exclude_padding;
     dnnl_dims_t stride = {v->stride[0], v->stride[1]}, kernel = {v->kernel[0], v->kernel[1]};
     dnnl_dims_t pad = {v->padding[0], v->padding[1]};
-    dnnl_status_t st = dnnl_pooling_forward_desc_init(&d, dnnl_forward_inference, alg, &x, &y, stride, kernel, pad,
-                                                      pad);
+    dnnl_status_t st =
+        dnnl_pooling_forward_desc_init(&d, dnnl_forward_inference, alg, &x, &y, stride, kernel, pad, pad);
     if (st != dnnl_success) return no;
     dnnl_primitive_desc_t pd = dnn_desc(&d, NULL);
     if (!pd) return no;
@@ -45,7 +45,7 @@ static const char *build(dnn_entry *e, const void *ctx) {
 }
 
 static dnn_entry *entry_of(const ddp_call *c) {
-    pool    v;
+    pool v;
     dnn_key k;
     pool_of(c, &v);
     dnn_key_start(&k, c->op->id);

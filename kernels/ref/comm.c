@@ -6,7 +6,8 @@
 static int run_copy(const ddp_call *c) { /* outputs are row-major and as large as the input */
     for (int64_t i = 0; i < c->in[0]->numel; i++) {
         size_t bytes = ddp__dtype_bytes[c->in[0]->m.dtype];
-        memcpy(ddp__ptr(c->out[0]) + (size_t)i * bytes, ddp__ptr(c->in[0]) + (size_t)ref_at(&c->in[0]->m, i) * bytes, bytes);
+        memcpy(ddp__ptr(c->out[0]) + (size_t)i * bytes, ddp__ptr(c->in[0]) + (size_t)ref_at(&c->in[0]->m, i) * bytes,
+               bytes);
     }
     return 0;
 }

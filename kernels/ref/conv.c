@@ -6,8 +6,8 @@
 /* The three ops read and write the same triples (n,k,ho,wo), (n,c,h,w), (k,c,r,s); one walk serves all. */
 typedef struct conv {
     const ddp_meta *x, *w, *y;
-    const int64_t  *stride, *padding, *dilation;
-    int64_t         groups;
+    const int64_t *stride, *padding, *dilation;
+    int64_t groups;
 } conv;
 
 typedef void (*visit)(void *ctx, int64_t x, int64_t w, int64_t y);
@@ -26,8 +26,12 @@ static void walk(const conv *v, visit fn, void *ctx) {
                             for (int64_t s = 0; s < v->w->size[3]; s++) {
                                 int64_t w = wo * v->stride[1] - v->padding[1] + s * v->dilation[1];
                                 if (w < 0 || w >= v->x->size[3]) continue;
-                                fn(ctx, n * v->x->stride[0] + (k / kg * cg + c) * v->x->stride[1] + h * v->x->stride[2] + w * v->x->stride[3],
-                                   k * v->w->stride[0] + c * v->w->stride[1] + r * v->w->stride[2] + s * v->w->stride[3], y);
+                                fn(ctx,
+                                   n * v->x->stride[0] + (k / kg * cg + c) * v->x->stride[1] + h * v->x->stride[2] +
+                                       w * v->x->stride[3],
+                                   k * v->w->stride[0] + c * v->w->stride[1] + r * v->w->stride[2] +
+                                       s * v->w->stride[3],
+                                   y);
                             }
                         }
                 }
@@ -35,12 +39,14 @@ static void walk(const conv *v, visit fn, void *ctx) {
 
 /* sum[at] += a * b, at one of the three offsets. */
 typedef struct sums {
-    double    *sum;
+    double *sum;
     const void *a, *b;
-    bool       f64;
+    bool f64;
 } sums;
 
-static double at(const sums *s, const void *p, int64_t i) { return s->f64 ? ((const double *)p)[i] : ((const float *)p)[i]; }
+static double at(const sums *s, const void *p, int64_t i) {
+    return s->f64 ? ((const double *)p)[i] : ((const float *)p)[i];
+}
 static void into_y(void *ctx, int64_t x, int64_t w, int64_t y) {
     sums *s = ctx;
     s->sum[y] += at(s, s->a, x) * at(s, s->b, w);
@@ -57,12 +63,13 @@ static void into_w(void *ctx, int64_t x, int64_t w, int64_t y) {
 /* out is dense and its own: offsets below its numel. */
 static int run(const ddp_call *c, const conv *v, visit fn, const ddp_tensor *bias) {
     ddp_tensor *out = c->out[0];
-    sums s = {calloc((size_t)out->numel + 1, sizeof(double)), ddp__ptr(c->in[0]), ddp__ptr(c->in[1]), out->m.dtype == DDP_F64};
+    sums s = {calloc((size_t)out->numel + 1, sizeof(double)), ddp__ptr(c->in[0]), ddp__ptr(c->in[1]),
+              out->m.dtype == DDP_F64};
     if (!s.sum) return ddp__op_fail(c, DDP_ENOMEM, "out of memory");
     walk(v, fn, &s);
     for (int64_t i = 0; i < out->numel; i++) {
         int64_t o = ref_at(&out->m, i);
-        double  b = bias ? ref_get(bias, i / (out->m.size[2] * out->m.size[3]) % out->m.size[1]) : 0;
+        double b = bias ? ref_get(bias, i / (out->m.size[2] * out->m.size[3]) % out->m.size[1]) : 0;
         ddp__store(out->m.dtype, ddp__ptr(out), o, s.sum[o] + b);
     }
     free(s.sum);

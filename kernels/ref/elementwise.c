@@ -8,34 +8,35 @@
 #define WRAP_SUB(a, b) ((T)((U)(a) - (U)(b)))
 #define WRAP_MUL(a, b) ((T)((U)(a) * (U)(b)))
 
-#define RUN_BINARY(op, suffix, expr)                                                                          \
-    static void op##_##suffix(void *ctx, char *const *p, const int64_t *s, int64_t n) {                       \
-        (void)ctx;                                                                                            \
-        for (int64_t i = 0; i < n; i++) {                                                                     \
-            T a = ((const T *)(const void *)p[1])[i * s[1]], b = ((const T *)(const void *)p[2])[i * s[2]];   \
-            ((T *)(void *)p[0])[i * s[0]] = (T)(expr);                                                        \
-        }                                                                                                     \
+#define RUN_BINARY(op, suffix, expr)                                                                        \
+    static void op##_##suffix(void *ctx, char *const *p, const int64_t *s, int64_t n) {                     \
+        (void)ctx;                                                                                          \
+        for (int64_t i = 0; i < n; i++) {                                                                   \
+            T a = ((const T *)(const void *)p[1])[i * s[1]], b = ((const T *)(const void *)p[2])[i * s[2]]; \
+            ((T *)(void *)p[0])[i * s[0]] = (T)(expr);                                                      \
+        }                                                                                                   \
     }
-#define RUN_COMPARE(op, suffix, expr)                                                                         \
-    static void op##_##suffix(void *ctx, char *const *p, const int64_t *s, int64_t n) {                       \
-        (void)ctx;                                                                                            \
-        for (int64_t i = 0; i < n; i++) {                                                                     \
-            T a = ((const T *)(const void *)p[1])[i * s[1]], b = ((const T *)(const void *)p[2])[i * s[2]];   \
-            ((uint8_t *)p[0])[i * s[0]] = (uint8_t)(expr);                                                    \
-        }                                                                                                     \
+#define RUN_COMPARE(op, suffix, expr)                                                                       \
+    static void op##_##suffix(void *ctx, char *const *p, const int64_t *s, int64_t n) {                     \
+        (void)ctx;                                                                                          \
+        for (int64_t i = 0; i < n; i++) {                                                                   \
+            T a = ((const T *)(const void *)p[1])[i * s[1]], b = ((const T *)(const void *)p[2])[i * s[2]]; \
+            ((uint8_t *)p[0])[i * s[0]] = (uint8_t)(expr);                                                  \
+        }                                                                                                   \
     }
-#define RUN_UNARY(op, suffix, expr)                                                                           \
-    static void op##_##suffix(void *ctx, char *const *p, const int64_t *s, int64_t n) {                       \
-        (void)ctx;                                                                                            \
-        for (int64_t i = 0; i < n; i++) {                                                                     \
-            T x = ((const T *)(const void *)p[1])[i * s[1]];                                                  \
-            ((T *)(void *)p[0])[i * s[0]] = (T)(expr);                                                        \
-        }                                                                                                     \
+#define RUN_UNARY(op, suffix, expr)                                                     \
+    static void op##_##suffix(void *ctx, char *const *p, const int64_t *s, int64_t n) { \
+        (void)ctx;                                                                      \
+        for (int64_t i = 0; i < n; i++) {                                               \
+            T x = ((const T *)(const void *)p[1])[i * s[1]];                            \
+            ((T *)(void *)p[0])[i * s[0]] = (T)(expr);                                  \
+        }                                                                               \
     }
 
 #pragma GCC diagnostic ignored "-Wtype-limits" /* x < 0 of unsigned types: the expression stands for all types */
 
-/* ---- floats --------------------------------------------------------------------------------------------------------- */
+/* ---- floats ---------------------------------------------------------------------------------------------------------
+ */
 #define ADD(a, b) ((a) + (b))
 #define SUB(a, b) ((a) - (b))
 #define MUL(a, b) ((a) * (b))
@@ -82,7 +83,8 @@
 #undef SUB
 #undef MUL
 
-/* ---- integers ---------------------------------------------------------------------------------------------------------- */
+/* ---- integers
+ * ---------------------------------------------------------------------------------------------------------- */
 #define ADD WRAP_ADD
 #define SUB WRAP_SUB
 #define MUL WRAP_MUL
@@ -122,12 +124,15 @@ static int64_t int_pow(int64_t a, int64_t b) {
 #undef T
 #undef U
 
-/* ---- the choice by dtype ------------------------------------------------------------------------------------------------ */
+/* ---- the choice by dtype
+ * ------------------------------------------------------------------------------------------------ */
 
 static int walk(const ddp_call *c, const ddp_run_fn *by_dtype) {
     ddp_tensor *t[3] = {c->out[0], c->in[0], c->n_in > 1 ? c->in[1] : NULL};
-    ddp_run_fn  fn = by_dtype[c->in[0]->m.dtype];
-    if (!fn) return ddp__op_fail(c, DDP_ENOSUP, "%s arithmetic is not there yet; cast to f32", ddp_dtype_name(c->in[0]->m.dtype));
+    ddp_run_fn fn = by_dtype[c->in[0]->m.dtype];
+    if (!fn)
+        return ddp__op_fail(c, DDP_ENOSUP, "%s arithmetic is not there yet; cast to f32",
+                            ddp_dtype_name(c->in[0]->m.dtype));
     ddp_iter it;
     ddp__iter_init(&it, 1 + c->n_in, t);
     ddp__iter_run(&it, fn, NULL);
@@ -151,22 +156,32 @@ static void bool_add(void *ctx, char *const *p, const int64_t *s, int64_t n) {
 #define BOOL_sign NULL
 #define BOOL_relu NULL
 
-#define ALL_TYPES(op) {[DDP_F32] = op##_f32, [DDP_F64] = op##_f64, [DDP_I64] = op##_i64, [DDP_I32] = op##_i32, [DDP_U8] = op##_u8, [DDP_BOOL] = BOOL_##op}
-#define ENTRY(op, ...)                                               \
-    static int run_##op(const ddp_call *c) {                         \
-        static const ddp_run_fn by_dtype[DDP_DTYPES] = __VA_ARGS__;  \
-        return walk(c, by_dtype);                                    \
-    }                                                                \
+#define ALL_TYPES(op)                                                                                               \
+    {                                                                                                               \
+        [DDP_F32] = op##_f32, [DDP_F64] = op##_f64, [DDP_I64] = op##_i64, [DDP_I32] = op##_i32, [DDP_U8] = op##_u8, \
+        [DDP_BOOL] = BOOL_##op                                                                                      \
+    }
+#define ENTRY(op, ...)                                              \
+    static int run_##op(const ddp_call *c) {                        \
+        static const ddp_run_fn by_dtype[DDP_DTYPES] = __VA_ARGS__; \
+        return walk(c, by_dtype);                                   \
+    }                                                               \
     DDP_REF_KERNEL(op, run_##op);
 #define DDP_BINARY(op, expr) ENTRY(op, ALL_TYPES(op))
 #define DDP_UNARY(op, expr) ENTRY(op, ALL_TYPES(op))
 #define DDP_BINARY_FLOAT(op, expr) ENTRY(op, {[DDP_F32] = op##_f32, [DDP_F64] = op##_f64})
 #define DDP_UNARY_FLOAT(op, expr) ENTRY(op, {[DDP_F32] = op##_f32, [DDP_F64] = op##_f64})
-#define DDP_COMPARE(op, expr) \
-    ENTRY(op, {[DDP_F32] = op##_f32, [DDP_F64] = op##_f64, [DDP_I64] = op##_i64, [DDP_I32] = op##_i32, [DDP_U8] = op##_u8, [DDP_BOOL] = op##_u8})
+#define DDP_COMPARE(op, expr)        \
+    ENTRY(op, {[DDP_F32] = op##_f32, \
+               [DDP_F64] = op##_f64, \
+               [DDP_I64] = op##_i64, \
+               [DDP_I32] = op##_i32, \
+               [DDP_U8] = op##_u8,   \
+               [DDP_BOOL] = op##_u8})
 #include "../elementwise.def"
 
-/* ---- elementwise ops with attributes, and copies ------------------------------------------------------------------------- */
+/* ---- elementwise ops with attributes, and copies
+ * ------------------------------------------------------------------------- */
 
 static int run_clamp(const ddp_call *c) {
     const ddp_clamp_attrs *a = c->attrs;
@@ -200,8 +215,8 @@ static void copy_i64(void *ctx, char *const *p, const int64_t *s, int64_t n) { /
 
 static int copy(ddp_tensor *dst, ddp_tensor *src) {
     ddp_tensor *t[2] = {dst, src};
-    ddp_dtype   d[2] = {dst->m.dtype, src->m.dtype};
-    ddp_iter    it;
+    ddp_dtype d[2] = {dst->m.dtype, src->m.dtype};
+    ddp_iter it;
     ddp__iter_init(&it, 2, t);
     ddp_run_fn fn = d[0] == d[1] ? copy_same : d[1] == DDP_I64 && d[0] > DDP_I64 ? copy_i64 : copy_run;
     ddp__iter_run(&it, fn, d);
@@ -216,12 +231,12 @@ DDP_REF_KERNEL(copy_, run_copy_);
 
 static void fill_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
     const ddp_dtype *d = ((void **)ctx)[0];
-    const double    *v = ((void **)ctx)[1];
+    const double *v = ((void **)ctx)[1];
     for (int64_t i = 0; i < n; i++) ddp__store(*d, p[0], i * s[0], *v);
 }
 
 static int fill(ddp_tensor *t, double value) {
-    void    *ctx[2] = {&t->m.dtype, &value};
+    void *ctx[2] = {&t->m.dtype, &value};
     ddp_iter it;
     ddp__iter_init(&it, 1, &t);
     ddp__iter_run(&it, fill_run, ctx);
@@ -243,8 +258,8 @@ static void where_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
 
 static int run_where(const ddp_call *c) {
     ddp_tensor *t[4] = {c->out[0], c->in[0], c->in[1], c->in[2]};
-    int         bytes = ddp__dtype_bytes[c->out[0]->m.dtype];
-    ddp_iter    it;
+    int bytes = ddp__dtype_bytes[c->out[0]->m.dtype];
+    ddp_iter it;
     ddp__iter_init(&it, 4, t);
     ddp__iter_run(&it, where_run, &bytes);
     return 0;

@@ -3,7 +3,8 @@
 
 #include "ref.h"
 
-/* Offset in x of the element that logical position i of a tensor shaped like `small` names, its dim `dim` replaced by `at`. */
+/* Offset in x of the element that logical position i of a tensor shaped like `small` names, its dim `dim` replaced by
+ * `at`. */
 static int64_t picked(const ddp_meta *x, const ddp_meta *small, int dim, int64_t i, int64_t at) {
     int64_t o = 0;
     for (int d = small->ndim - 1; d >= 0; d--) {
@@ -13,7 +14,9 @@ static int64_t picked(const ddp_meta *x, const ddp_meta *small, int dim, int64_t
     return o;
 }
 
-static int64_t id_at(const ddp_tensor *ids, int64_t i) { return ((const int64_t *)(const void *)ddp__ptr(ids))[ref_at(&ids->m, i)]; }
+static int64_t id_at(const ddp_tensor *ids, int64_t i) {
+    return ((const int64_t *)(const void *)ddp__ptr(ids))[ref_at(&ids->m, i)];
+}
 
 /* Position along dim of logical position i. */
 static int64_t along(const ddp_meta *m, int dim, int64_t i) {
@@ -29,7 +32,8 @@ static int take(const ddp_call *c, int64_t dim, bool slices) {
     size_t bytes = ddp__dtype_bytes[x->m.dtype];
     for (int64_t i = 0; i < y->numel; i++) {
         int64_t id = id_at(ids, slices ? along(&y->m, d, i) : i);
-        memcpy(ddp__ptr(y) + (size_t)ref_at(&y->m, i) * bytes, ddp__ptr(x) + (size_t)picked(&x->m, &y->m, d, i, id) * bytes, bytes);
+        memcpy(ddp__ptr(y) + (size_t)ref_at(&y->m, i) * bytes,
+               ddp__ptr(x) + (size_t)picked(&x->m, &y->m, d, i, id) * bytes, bytes);
     }
     return 0;
 }
@@ -46,11 +50,17 @@ static int add_back(const ddp_call *c, int64_t dim, bool slices) {
     return 0;
 }
 
-static int run_index_select(const ddp_call *c) { return take(c, ((const ddp_index_select_attrs *)c->attrs)->dim, true); }
+static int run_index_select(const ddp_call *c) {
+    return take(c, ((const ddp_index_select_attrs *)c->attrs)->dim, true);
+}
 DDP_REF_KERNEL(index_select, run_index_select);
 static int run_gather(const ddp_call *c) { return take(c, ((const ddp_gather_attrs *)c->attrs)->dim, false); }
 DDP_REF_KERNEL(gather, run_gather);
-static int run_index_select_grad(const ddp_call *c) { return add_back(c, ((const ddp_index_select_grad_attrs *)c->attrs)->dim, true); }
+static int run_index_select_grad(const ddp_call *c) {
+    return add_back(c, ((const ddp_index_select_grad_attrs *)c->attrs)->dim, true);
+}
 DDP_REF_KERNEL(index_select_grad, run_index_select_grad);
-static int run_gather_grad(const ddp_call *c) { return add_back(c, ((const ddp_gather_grad_attrs *)c->attrs)->dim, false); }
+static int run_gather_grad(const ddp_call *c) {
+    return add_back(c, ((const ddp_gather_grad_attrs *)c->attrs)->dim, false);
+}
 DDP_REF_KERNEL(gather_grad, run_gather_grad);

@@ -14,7 +14,9 @@ static rows rows_of(const ddp_tensor *logits) {
     return r;
 }
 
-static int64_t place(const rows *r, int64_t row, int64_t k) { return (row / r->rest * r->classes + k) * r->rest + row % r->rest; }
+static int64_t place(const rows *r, int64_t row, int64_t k) {
+    return (row / r->rest * r->classes + k) * r->rest + row % r->rest;
+}
 
 /* log of the sum of e^x over a row. */
 static double log_sum(const ddp_tensor *x, const rows *r, int64_t row) {
@@ -36,11 +38,11 @@ static int64_t count_kept(const ddp_tensor *target, int64_t ignore) {
 static int run_cross_entropy(const ddp_call *c) {
     const ddp_cross_entropy_attrs *a = c->attrs;
     const ddp_tensor *x = c->in[0], *target = c->in[1];
-    rows   r = rows_of(x);
+    rows r = rows_of(x);
     double total = 0, s = a->label_smoothing;
     for (int64_t row = 0; row < r.n; row++) {
         int64_t label = (int64_t)ref_get(target, row);
-        double  loss = 0;
+        double loss = 0;
         if (label != a->ignore_index) {
             double lse = log_sum(x, &r, row), all = 0;
             for (int64_t k = 0; s > 0 && k < r.classes; k++) all += lse - ref_get(x, place(&r, row, k));
@@ -58,12 +60,12 @@ DDP_REF_KERNEL(cross_entropy, run_cross_entropy);
 static int run_cross_entropy_grad(const ddp_call *c) {
     const ddp_cross_entropy_grad_attrs *a = c->attrs;
     const ddp_tensor *g = c->in[0], *x = c->in[1], *target = c->in[2];
-    rows   r = rows_of(x);
+    rows r = rows_of(x);
     double s = a->label_smoothing, scale = a->reduction == 1 ? 1 / (double)count_kept(target, a->ignore_index) : 1;
     for (int64_t row = 0; row < r.n; row++) {
         int64_t label = (int64_t)ref_get(target, row);
-        bool    kept = label != a->ignore_index;
-        double  lse = kept ? log_sum(x, &r, row) : 0, factor = scale * ref_get(g, a->reduction == 0 ? row : 0);
+        bool kept = label != a->ignore_index;
+        double lse = kept ? log_sum(x, &r, row) : 0, factor = scale * ref_get(g, a->reduction == 0 ? row : 0);
         for (int64_t k = 0; k < r.classes; k++) {
             double q = (k == label ? 1 - s : 0) + s / (double)r.classes;
             ref_put(c->out[0], place(&r, row, k), kept ? factor * (exp(ref_get(x, place(&r, row, k)) - lse) - q) : 0);

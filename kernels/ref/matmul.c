@@ -2,7 +2,8 @@
 #include "ref.h"
 
 /* sum over k of a[ai + k*as] * b[bi + k*bs], stored at y[yi], plus bias. */
-static void dot(const ddp_tensor *a, int64_t ai, int64_t as, const ddp_tensor *b, int64_t bi, int64_t bs, int64_t k, ddp_tensor *y, int64_t yi, double bias) {
+static void dot(const ddp_tensor *a, int64_t ai, int64_t as, const ddp_tensor *b, int64_t bi, int64_t bs, int64_t k,
+                ddp_tensor *y, int64_t yi, double bias) {
     const void *p = ddp__ptr(a), *q = ddp__ptr(b);
     if (a->m.dtype == DDP_F32) {
         double s = bias;
@@ -14,11 +15,14 @@ static void dot(const ddp_tensor *a, int64_t ai, int64_t as, const ddp_tensor *b
         ((double *)(void *)ddp__ptr(y))[yi] = s;
     } else if (a->m.dtype == DDP_I64) {
         uint64_t s = 0;
-        for (int64_t i = 0; i < k; i++) s += (uint64_t)((const int64_t *)p)[ai + i * as] * (uint64_t)((const int64_t *)q)[bi + i * bs];
+        for (int64_t i = 0; i < k; i++)
+            s += (uint64_t)((const int64_t *)p)[ai + i * as] * (uint64_t)((const int64_t *)q)[bi + i * bs];
         ((int64_t *)(void *)ddp__ptr(y))[yi] = (int64_t)s;
     } else { /* the narrow integers wrap to their own width */
         uint32_t s = 0;
-        for (int64_t i = 0; i < k; i++) s += (uint32_t)(int32_t)ddp__load(a->m.dtype, p, ai + i * as) * (uint32_t)(int32_t)ddp__load(b->m.dtype, q, bi + i * bs);
+        for (int64_t i = 0; i < k; i++)
+            s += (uint32_t)(int32_t)ddp__load(a->m.dtype, p, ai + i * as) *
+                 (uint32_t)(int32_t)ddp__load(b->m.dtype, q, bi + i * bs);
         if (y->m.dtype == DDP_I32) ((int32_t *)(void *)ddp__ptr(y))[yi] = (int32_t)s;
         else ((uint8_t *)ddp__ptr(y))[yi] = (uint8_t)s;
     }
@@ -26,12 +30,13 @@ static void dot(const ddp_tensor *a, int64_t ai, int64_t as, const ddp_tensor *b
 
 static int run_matmul(const ddp_call *c) {
     const ddp_tensor *a = c->in[0], *b = c->in[1];
-    ddp_tensor       *y = c->out[0];
-    bool    row = a->m.ndim == 1, col = b->m.ndim == 1;
-    int64_t M = row ? 1 : a->m.size[a->m.ndim - 2], K = a->m.size[a->m.ndim - 1], N = col ? 1 : b->m.size[b->m.ndim - 1];
+    ddp_tensor *y = c->out[0];
+    bool row = a->m.ndim == 1, col = b->m.ndim == 1;
+    int64_t M = row ? 1 : a->m.size[a->m.ndim - 2], K = a->m.size[a->m.ndim - 1],
+            N = col ? 1 : b->m.size[b->m.ndim - 1];
     int64_t am = row ? 0 : a->m.stride[a->m.ndim - 2], ak = a->m.stride[a->m.ndim - 1];
     int64_t bk = col ? b->m.stride[0] : b->m.stride[b->m.ndim - 2], bn = col ? 0 : b->m.stride[b->m.ndim - 1];
-    int     batch_dims = y->m.ndim - !row - !col;
+    int batch_dims = y->m.ndim - !row - !col;
     int64_t ym = row ? 0 : y->m.stride[batch_dims], yn = col ? 0 : y->m.stride[y->m.ndim - 1], batches = 1;
     for (int d = 0; d < batch_dims; d++) batches *= y->m.size[d];
     for (int64_t t = 0; t < batches; t++) {
@@ -53,14 +58,15 @@ DDP_REF_KERNEL(matmul, run_matmul);
 
 static int run_linear(const ddp_call *c) {
     const ddp_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
-    ddp_tensor       *y = c->out[0];
-    int     last = x->m.ndim - 1;
+    ddp_tensor *y = c->out[0];
+    int last = x->m.ndim - 1;
     int64_t K = w->m.size[1], N = w->m.size[0], rows = N ? y->numel / N : 0;
     ddp_meta mx = x->m, my = y->m; /* without the last dim: offsets of rows */
     mx.ndim = my.ndim = last;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t n = 0; n < N; n++)
-            dot(x, ref_at(&mx, r), x->m.stride[last], w, n * w->m.stride[0], w->m.stride[1], K, y, ref_at(&my, r) + n * y->m.stride[last], b ? ref_get(b, n) : 0);
+            dot(x, ref_at(&mx, r), x->m.stride[last], w, n * w->m.stride[0], w->m.stride[1], K, y,
+                ref_at(&my, r) + n * y->m.stride[last], b ? ref_get(b, n) : 0);
     return 0;
 }
 DDP_REF_KERNEL(linear, run_linear);

@@ -4,7 +4,9 @@
 #include "ref.h"
 
 /* Logical position of element j of channel ch in [N, C, rest]. */
-static int64_t place(const ddp_meta *m, int64_t rest, int64_t ch, int64_t j) { return (j / rest * m->size[1] + ch) * rest + j % rest; }
+static int64_t place(const ddp_meta *m, int64_t rest, int64_t ch, int64_t j) {
+    return (j / rest * m->size[1] + ch) * rest + j % rest;
+}
 
 static int64_t rest_of(const ddp_meta *m) {
     int64_t r = 1;
@@ -16,7 +18,7 @@ static int run_batch_norm(const ddp_call *c) {
     const ddp_batch_norm_attrs *a = c->attrs;
     const ddp_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2];
     int64_t channels = x->m.size[1], rest = rest_of(&x->m), n = channels ? x->numel / channels : 0;
-    bool    batch = a->training || !c->in[3];
+    bool batch = a->training || !c->in[3];
     for (int64_t ch = 0; ch < channels; ch++) {
         double mean = 0, var = 0, rstd;
         if (batch) {
@@ -34,7 +36,8 @@ static int run_batch_norm(const ddp_call *c) {
         rstd = 1 / sqrt(var + a->eps);
         if (a->training && c->in[3]) {
             ref_put(c->in[3], ch, (1 - a->momentum) * ref_get(c->in[3], ch) + a->momentum * mean);
-            ref_put(c->in[4], ch, (1 - a->momentum) * ref_get(c->in[4], ch) + a->momentum * var * (double)n / (double)(n - 1));
+            ref_put(c->in[4], ch,
+                    (1 - a->momentum) * ref_get(c->in[4], ch) + a->momentum * var * (double)n / (double)(n - 1));
         }
         ref_put(c->out[1], ch, mean);
         ref_put(c->out[2], ch, rstd);
@@ -59,7 +62,8 @@ static int run_batch_norm_grad(const ddp_call *c) {
             sum_g += ref_get(g, i);
             sum_gx += ref_get(g, i) * (ref_get(x, i) - mean) * rstd;
         }
-        double scale = rstd * (w ? ref_get(w, ch) : 1), mg = training ? sum_g / (double)n : 0, mgx = training ? sum_gx / (double)n : 0;
+        double scale = rstd * (w ? ref_get(w, ch) : 1), mg = training ? sum_g / (double)n : 0,
+               mgx = training ? sum_gx / (double)n : 0;
         for (int64_t j = 0; j < n; j++) {
             int64_t i = place(&x->m, rest, ch, j);
             ref_put(c->out[0], i, scale * (ref_get(g, i) - mg - (ref_get(x, i) - mean) * rstd * mgx));

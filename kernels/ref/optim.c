@@ -24,7 +24,7 @@ DDP_REF_KERNEL(sgd_step, run_sgd_step);
 
 static int run_adam_step(const ddp_call *c) {
     const ddp_adam_step_attrs *a = c->attrs;
-    int    n = c->n_in / 4;
+    int n = c->n_in / 4;
     double c1 = 1 - pow(a->beta1, (double)a->step), c2 = sqrt(1 - pow(a->beta2, (double)a->step));
     for (int k = 0; k < n; k++) {
         ddp_tensor *p = c->in[k], *gt = c->in[n + k], *mt = c->in[2 * n + k], *vt = c->in[3 * n + k];
@@ -32,7 +32,8 @@ static int run_adam_step(const ddp_call *c) {
             double x = ref_get(p, i), g = ref_get(gt, i);
             if (a->decoupled) x -= a->lr * a->weight_decay * x;
             else g += a->weight_decay * x;
-            double m = a->beta1 * ref_get(mt, i) + (1 - a->beta1) * g, v = a->beta2 * ref_get(vt, i) + (1 - a->beta2) * g * g;
+            double m = a->beta1 * ref_get(mt, i) + (1 - a->beta1) * g,
+                   v = a->beta2 * ref_get(vt, i) + (1 - a->beta2) * g * g;
             ref_put(mt, i, m);
             ref_put(vt, i, v);
             ref_put(p, i, x - a->lr / c1 * m / (sqrt(v) / c2 + a->eps));

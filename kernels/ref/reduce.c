@@ -5,7 +5,7 @@
 
 /* How an input splits into what stays and what goes: sizes and strides of each. */
 typedef struct split {
-    int     n_out, n_in;
+    int n_out, n_in;
     int64_t out_size[DDP_MAX_DIM], out_stride[DDP_MAX_DIM], in_size[DDP_MAX_DIM], in_stride[DDP_MAX_DIM];
     int64_t outs, ins; /* products */
 } split;
@@ -50,20 +50,22 @@ static double pair_sum(const ddp_tensor *x, const split *s, int64_t base, int64_
         return pair_sum(x, s, base, lo, mid) + pair_sum(x, s, base, mid, hi);
     }
     double sum = 0;
-    for (int64_t j = lo; j < hi; j++) sum += ddp__load(x->m.dtype, ddp__ptr(x), base + offset(s->n_in, s->in_size, s->in_stride, j));
+    for (int64_t j = lo; j < hi; j++)
+        sum += ddp__load(x->m.dtype, ddp__ptr(x), base + offset(s->n_in, s->in_size, s->in_stride, j));
     return sum;
 }
 
 static int sum(const ddp_call *c, const ddp_ints *dims, bool mean) {
     const ddp_tensor *x = c->in[0];
-    ddp_tensor       *y = c->out[0];
-    split             s;
+    ddp_tensor *y = c->out[0];
+    split s;
     split_dims(&x->m, dims->n, dims->v, &s);
     for (int64_t i = 0; i < y->numel; i++) {
         int64_t base = offset(s.n_out, s.out_size, s.out_stride, i);
         if (y->m.dtype == DDP_I64) {
             uint64_t total = 0; /* wraps */
-            for (int64_t j = 0; j < s.ins; j++) total += (uint64_t)load_int(x, base + offset(s.n_in, s.in_size, s.in_stride, j));
+            for (int64_t j = 0; j < s.ins; j++)
+                total += (uint64_t)load_int(x, base + offset(s.n_in, s.in_size, s.in_stride, j));
             ((int64_t *)(void *)ddp__ptr(y))[ref_at(&y->m, i)] = (int64_t)total;
             continue;
         }
@@ -81,9 +83,10 @@ DDP_REF_KERNEL(mean, run_mean);
 /* Position of the extreme among s->ins elements: the first one; NaN beats all. sign -1 finds the smallest. */
 static int64_t extreme(const ddp_tensor *x, const split *s, int64_t base, int sign) {
     int64_t best = 0;
-    bool    is_int = !ddp__is_float(x->m.dtype);
+    bool is_int = !ddp__is_float(x->m.dtype);
     for (int64_t j = 1; j < s->ins; j++) {
-        int64_t a = base + offset(s->n_in, s->in_size, s->in_stride, j), b = base + offset(s->n_in, s->in_size, s->in_stride, best);
+        int64_t a = base + offset(s->n_in, s->in_size, s->in_stride, j),
+                b = base + offset(s->n_in, s->in_size, s->in_stride, best);
         if (is_int) {
             int64_t u = load_int(x, a), v = load_int(x, b);
             if (sign > 0 ? u > v : u < v) best = j;
@@ -97,7 +100,8 @@ static int64_t extreme(const ddp_tensor *x, const split *s, int64_t base, int si
 }
 
 /* The values (y) and positions (ids) of extremes; either may be NULL. */
-static int extremes(const ddp_tensor *x, int64_t n_dims, const int64_t *dims, int sign, ddp_tensor *y, ddp_tensor *ids) {
+static int extremes(const ddp_tensor *x, int64_t n_dims, const int64_t *dims, int sign, ddp_tensor *y,
+                    ddp_tensor *ids) {
     split s;
     split_dims(&x->m, n_dims, dims, &s);
     int bytes = ddp__dtype_bytes[x->m.dtype];
@@ -120,7 +124,9 @@ static int run_amin(const ddp_call *c) {
     return extremes(c->in[0], a->dim.n, a->dim.v, -1, c->out[0], NULL);
 }
 DDP_REF_KERNEL(amin, run_amin);
-static int run_max_dim(const ddp_call *c) { return extremes(c->in[0], 1, &((const ddp_max_dim_attrs *)c->attrs)->dim, 1, c->out[0], c->out[1]); }
+static int run_max_dim(const ddp_call *c) {
+    return extremes(c->in[0], 1, &((const ddp_max_dim_attrs *)c->attrs)->dim, 1, c->out[0], c->out[1]);
+}
 DDP_REF_KERNEL(max_dim, run_max_dim);
 static int run_argmax(const ddp_call *c) {
     const ddp_argmax_attrs *a = c->attrs;

@@ -1,14 +1,15 @@
-/* ref.h -- what reference kernels share. They are plain loops over logical positions: every dtype of the op, any stride. */
+/* ref.h -- what reference kernels share. They are plain loops over logical positions: every dtype of the op, any
+ * stride. */
 #ifndef DDP_REF_H
 #define DDP_REF_H
 
 #include "../../core/op/op.h"
 
 /* The list of one op: this kernel, then the end. */
-#define DDP_REF_KERNEL(op, run)                                  \
-    const ddp_kernel ddp__ref_##op[] = {                         \
-        {"" #op ".ref", NULL, run},                              \
-        {NULL, NULL, NULL},                                      \
+#define DDP_REF_KERNEL(op, run)          \
+    const ddp_kernel ddp__ref_##op[] = { \
+        {"" #op ".ref", NULL, run},      \
+        {NULL, NULL, NULL},              \
     }
 
 /* Element offset of logical position i (row-major) of a tensor. */
@@ -21,8 +22,13 @@ static inline int64_t ref_at(const ddp_meta *m, int64_t i) {
     return at;
 }
 
-/* The value at logical position i as a double, and its store. i64 beyond 2^53 loses bits: integer ops have loops of their own. */
-static inline double ref_get(const ddp_tensor *t, int64_t i) { return ddp__load(t->m.dtype, ddp__ptr(t), ref_at(&t->m, i)); }
-static inline void ref_put(const ddp_tensor *t, int64_t i, double v) { ddp__store(t->m.dtype, ddp__ptr(t), ref_at(&t->m, i), v); }
+/* The value at logical position i as a double, and its store. i64 beyond 2^53 loses bits: integer ops have loops of
+ * their own. */
+static inline double ref_get(const ddp_tensor *t, int64_t i) {
+    return ddp__load(t->m.dtype, ddp__ptr(t), ref_at(&t->m, i));
+}
+static inline void ref_put(const ddp_tensor *t, int64_t i, double v) {
+    ddp__store(t->m.dtype, ddp__ptr(t), ref_at(&t->m, i), v);
+}
 
 #endif

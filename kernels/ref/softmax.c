@@ -11,7 +11,7 @@ static int run(const ddp_call *c, int64_t dim, bool logarithm) {
     int64_t lines = n ? x->numel / n : 0;
     for (int64_t l = 0; l < lines; l++) {
         int64_t first = l / inner * inner * n + l % inner;
-        double  top = -INFINITY, sum = 0;
+        double top = -INFINITY, sum = 0;
         for (int64_t i = 0; i < n; i++) {
             double v = ref_get(x, first + i * inner);
             if (v > top || isnan(v)) top = v;

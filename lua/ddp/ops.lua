@@ -157,7 +157,7 @@ end
 local here = debug.getinfo(1, "S").source:match "^@(.*)ops%.lua$" or "?" -- so that generated code counts as the library's
 
 local function make(key)
-  local sig, in_place = signatures[key], false
+  local sig, in_place = signatures[key], nil
   local name = key
   if sig then in_place = sig.only_in_place or false
   else

@@ -5,8 +5,8 @@
 
 int main(int argc, char **argv) {
     const char *script = argc > 1 ? argv[1] : "step.lua", *text;
-    ddp_host   *h = ddp_host_new(NULL);
-    double      first = 0, last = 0;
+    ddp_host *h = ddp_host_new(NULL);
+    double first = 0, last = 0;
     ddp_manual_seed(3);
     ddp_host_run_file(h, script, 0, NULL);
     for (int call = 1; call <= 200 && !ddp_error_peek(); call++) {

@@ -27,8 +27,8 @@ static ddp_tensor *forward(ddp_tensor *x) {
 /* One pass over the loader with training; returns the mean loss, negative on error. */
 static double train_epoch(ddp_loader *loader, ddp_reducer *reducer, ddp_optim *optim) {
     ddp_tensor *x, *y;
-    double      total = 0;
-    int         batches = 0;
+    double total = 0;
+    int batches = 0;
     while (ddp_loader_next(loader, &x, &y) == 1) {
         double loss = 0;
         ddp_scope_begin();
@@ -49,11 +49,11 @@ static double train_epoch(ddp_loader *loader, ddp_reducer *reducer, ddp_optim *o
 
 /* The share of the test digits that are told right. */
 static double evaluate(const char *file) {
-    ddp_dataset    *set = ddp_dataset_digits(file, 0);
+    ddp_dataset *set = ddp_dataset_digits(file, 0);
     ddp_loader_opts opts = {.size = sizeof opts, .batch_size = 256};
-    ddp_loader     *loader = NULL;
-    ddp_tensor     *x, *y;
-    double          right = 0, seen = 0;
+    ddp_loader *loader = NULL;
+    ddp_tensor *x, *y;
+    double right = 0, seen = 0;
     ddp_loader_new(set, &opts, &loader);
     int mode = ddp_set_grad_mode(0);
     while (ddp_loader_next(loader, &x, &y) == 1) {
@@ -81,11 +81,11 @@ int main(int argc, char **argv) {
     params[1] = leaf(1, (int64_t[]){HIDDEN}, b1);
     params[2] = leaf(2, (int64_t[]){CLASSES, HIDDEN}, b2);
     params[3] = leaf(1, (int64_t[]){CLASSES}, b2);
-    ddp_dataset    *set = ddp_dataset_digits(file, 1);
+    ddp_dataset *set = ddp_dataset_digits(file, 1);
     ddp_loader_opts opts = {.size = sizeof opts, .batch_size = BATCH, .shuffle = 1, .distributed = 1, .seed = 1};
-    ddp_loader     *loader = NULL;
-    ddp_reducer    *reducer = NULL;
-    ddp_optim      *optim = NULL;
+    ddp_loader *loader = NULL;
+    ddp_reducer *reducer = NULL;
+    ddp_optim *optim = NULL;
     ddp_loader_new(set, &opts, &loader);
     ddp_reducer_new(params, 4, NULL, &reducer);
     ddp_optim_sgd(params, 4, &(ddp_sgd_opts){.size = sizeof(ddp_sgd_opts), .lr = .1, .momentum = .9}, &optim);
@@ -97,7 +97,9 @@ int main(int argc, char **argv) {
     if (!ddp_error_peek()) accuracy = evaluate(file);
     int failed = ddp_error_take(&text);
     if (failed) fprintf(stderr, "%s\n", text);
-    else if (ddp_rank() == 0) printf("rank 0 of %d: loss %.4f, then %.4f; test accuracy %.2f %%\n", ddp_world_size(), first, last, 100 * accuracy);
+    else if (ddp_rank() == 0)
+        printf("rank 0 of %d: loss %.4f, then %.4f; test accuracy %.2f %%\n", ddp_world_size(), first, last,
+               100 * accuracy);
     ddp_optim_free(optim);
     ddp_reducer_free(reducer);
     ddp_loader_free(loader);

@@ -270,7 +270,7 @@ function M.second_gradients(op, sample)
   local kept = {}
   for _, t in ipairs(list) do if t.requires_grad then kept[#kept + 1] = t end end
   list = kept
-  local w, u
+  local w, u = nil, {}
   local function first_grads(create)
     local y = M.run(op, sample, inputs, "ref")
     w = w or weights_for(y)
@@ -285,7 +285,6 @@ function M.second_gradients(op, sample)
     return ddp.grad({ total }, list, { allow_unused = true, create_graph = create })
   end
   local g1 = first_grads(true)
-  u = u or {}
   ddp.manual_seed(5)
   for i = 1, #list do if g1[i] then u[i] = ddp.rand(list[i]:size(), { dtype = "f64" }) + 0.5 end end
   local total
