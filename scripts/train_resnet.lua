@@ -43,12 +43,13 @@ local loader = ddp.data.DataLoader(train, { batch_size = args.batch, workers = a
   sampler = ddp.data.DistributedSampler(train, { shuffle = true, seed = args.seed }) })
 
 -- ---- model --------------------------------------------------------------------------------------------------------
-local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels, zero_init_residual = not digits }
+local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels }
 local net = ddp.DistributedDataParallel(model)
 local epochs = args.epochs > 0 and args.epochs or args.steps > 0 and math.huge or digits and 20 or 30
-local peak = args.lr > 0 and args.lr or digits and 0.1 or 0.05
-local opt = ddp.optim.SGD(net:parameters(), { lr = peak, momentum = 0.9, weight_decay = 5e-4, nesterov = true })
 local total = args.steps > 0 and args.steps or epochs * loader:len()
+-- A long run on CIFAR-10 profits from a high peak; a short one would spend itself recovering from it.
+local peak = args.lr > 0 and args.lr or (digits or total > 2000) and 0.1 or 0.02
+local opt = ddp.optim.SGD(net:parameters(), { lr = peak, momentum = 0.9, weight_decay = 5e-4, nesterov = true })
 ddp.print(("%s, %d parameters, %d rank%s of batch %d, %d steps"):format(args.model, model:num_parameters(), ddp.world_size(),
   ddp.world_size() == 1 and "" or "s", args.batch, total))
 

@@ -82,9 +82,9 @@ static int finish_work(ddp_work *w) {
         w->status = ddp_copy_(w->t, w->dense);
         ddp_set_grad_mode(mode);
     }
-    if (w->dense != w->t) ddp_release(w->dense);
+    if (w->dense != w->t) ddp__drop(w->dense);
     if (w->status == 0) ddp_mark_written(w->t);
-    ddp_release(w->t);
+    ddp__drop(w->t);
     w->t = w->dense = NULL;
     return w->status;
 }
@@ -191,7 +191,7 @@ static int run_op(const ddp_call *c) {
                               gather ? in->numel : c->out[0]->numel, in->m.dtype, NULL);
     if (!gather) coll.reduce = (int)((const ddp_reduce_scatter_attrs *)c->attrs)->op;
     st = ddp__coll_run(&coll, NULL);
-    ddp_release(in);
+    ddp__drop(in);
     return st;
 }
 

@@ -87,7 +87,7 @@ static int post_ready(ddp_reducer *r, double weight, bool all) {
 static int divide_by_world(ddp_tensor *g) {
     ddp_tensor *world = ddp_keep(ddp_scalar(ddp__job.size));
     int st = ddp_div_(g, world);
-    ddp_release(world);
+    ddp__drop(world);
     return st;
 }
 
@@ -137,7 +137,7 @@ static void take_results(ddp_reducer *r) {
         ddp_mark_written(s->view);
         if (s->touched && !s->param->grad) s->param->grad = ddp_retain(s->view);
         if (!s->touched && s->param->grad) {
-            ddp_release(s->param->grad);
+            ddp__drop(s->param->grad);
             s->param->grad = NULL;
         }
     }
@@ -178,7 +178,7 @@ static int set_grad(ddp_tensor *leaf, ddp_tensor *grad) {
     }
     ddp_tensor *old = leaf->grad;
     leaf->grad = grad ? ddp_retain(s->view) : NULL;
-    ddp_release(old);
+    ddp__drop(old);
     return 0;
 }
 
@@ -380,13 +380,13 @@ void ddp_reducer_free(ddp_reducer *r) {
         if (s->view && s->param->grad == s->view) { /* the bucket goes; the gradient stays, in memory of its own */
             ddp_saved_error e;
             ddp__error_save(&e);
-            ddp_release(s->param->grad);
+            ddp__drop(s->param->grad);
             s->param->grad = ddp_keep(ddp_clone(s->view, 1));
             ddp_error_take(NULL);
             ddp__error_restore(&e);
         }
-        ddp_release(s->view);
-        ddp_release(s->param);
+        ddp__drop(s->view);
+        ddp__drop(s->param);
     }
     for (int k = 0; k < r->n_buckets; k++) {
         bucket *b = &r->buckets[k];

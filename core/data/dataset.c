@@ -23,8 +23,8 @@ ddp_dataset *ddp_dataset_retain(ddp_dataset *set) {
 void ddp_dataset_free(ddp_dataset *set) {
     if (!set || atomic_fetch_sub(&set->refs, 1) != 1) return;
     ddp__files_close(set);
-    ddp_release(set->x);
-    ddp_release(set->y);
+    ddp__drop(set->x);
+    ddp__drop(set->y);
     if (set->hooks.free) set->hooks.free(set->hooks.ctx);
     ddp_dataset_free(set->base);
     free(set->ids);

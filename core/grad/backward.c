@@ -165,7 +165,7 @@ static int add_to(const ddp_backward_state *s, ddp_tensor **sum, ddp_tensor *g) 
     if (!(s->flags & DDP_CREATE_GRAPH) && sole_owner(*sum) && ddp__meta_is_dense(&(*sum)->m)) return ddp_add_(*sum, g);
     ddp_tensor *t = ddp_keep(ddp_add(*sum, g));
     if (!t) return ddp__pending();
-    ddp_release(*sum);
+    ddp__drop(*sum);
     *sum = t;
     return 0;
 }
@@ -193,14 +193,14 @@ static int settle_leaf(ddp_backward_state *s, leaf_visit *l) {
     } else if (s->flags & DDP_CREATE_GRAPH) {
         ddp_tensor *sum = ddp_keep(ddp_add(leaf->grad, g));
         if (sum) {
-            ddp_release(leaf->grad);
+            ddp__drop(leaf->grad);
             leaf->grad = sum;
         }
         st = ddp__pending();
     } else {
         st = ddp_add_(leaf->grad, g);
     }
-    ddp_release(l->grad);
+    ddp__drop(l->grad);
     l->grad = NULL;
     return st;
 }
@@ -229,7 +229,7 @@ int ddp_backward_host_result(ddp_backward_state *s, int i, ddp_tensor *grad) {
         return ddp__fail(DDP_EINVAL, "backward: result %d of %d", i + 1, s->host_n_out);
     ddp_tensor *old = s->host_out[i];
     s->host_out[i] = ddp_retain(grad);
-    ddp_release(old);
+    ddp__drop(old);
     return 0;
 }
 
@@ -316,11 +316,11 @@ static int capture_grads(ddp_backward_state *s, const visit *v) {
 }
 
 static void drop_node(ddp_backward_state *s, visit *v) {
-    for (int i = 0; v->grads && i < v->node->n_out; i++) ddp_release(v->grads[i]);
+    for (int i = 0; v->grads && i < v->node->n_out; i++) ddp__drop(v->grads[i]);
     free(v->grads);
     v->grads = NULL;
     if (s->in_grads) {
-        for (int i = 0; i < v->node->n_in; i++) ddp_release(s->in_grads[i]);
+        for (int i = 0; i < v->node->n_in; i++) ddp__drop(s->in_grads[i]);
         free(s->in_grads);
         s->in_grads = NULL;
     }
@@ -340,7 +340,7 @@ static int give_edges(ddp_backward_state *s) {
             if (s->hook == 0) {
                 if (g && (st = add_to(s, &l->grad, g)) < 0) return st;
                 /* Let go before the leaf settles, so that it may keep the bytes. */
-                if (g) ddp_release(g), s->in_grads[s->edge] = NULL;
+                if (g) ddp__drop(g), s->in_grads[s->edge] = NULL;
                 l->waiting--;
             }
             if (l->waiting == 0) {
@@ -352,7 +352,7 @@ static int give_edges(ddp_backward_state *s) {
         }
         if (st < 0) return st;
         if (g && !e->leaf) {
-            ddp_release(g);
+            ddp__drop(g);
             s->in_grads[s->edge] = NULL;
         }
     }
@@ -480,7 +480,7 @@ static int seed(ddp_backward_state *s, ddp_tensor *out, ddp_tensor *given) {
     int st = 0;
     if (out->node) st = give_node(s, find_node(s, out->node), out->node_out, g);
     else st = add_to(s, &find_leaf(s, out)->grad, g);
-    if (!given) ddp_release(g);
+    if (!given) ddp__drop(g);
     /* An output that is itself a leaf has no node to give it on. */
     if (st == 0 && !out->node && find_leaf(s, out)->waiting == 0) st = settle_leaf(s, find_leaf(s, out));
     return st;
@@ -532,17 +532,17 @@ void ddp_backward_free(ddp_backward_state *s) {
     if (!s) return;
     if (s->at >= 0 && s->at < s->n_nodes) drop_node(s, &s->nodes[s->at]);
     for (int i = 0; i < s->n_nodes; i++) {
-        for (int k = 0; s->nodes[i].grads && k < s->nodes[i].node->n_out; k++) ddp_release(s->nodes[i].grads[k]);
+        for (int k = 0; s->nodes[i].grads && k < s->nodes[i].node->n_out; k++) ddp__drop(s->nodes[i].grads[k]);
         free(s->nodes[i].grads);
         ddp__node_release(s->nodes[i].node);
     }
     for (int i = 0; i < s->n_leaves; i++) {
-        ddp_release(s->leaves[i].grad);
-        ddp_release(s->leaves[i].leaf);
+        ddp__drop(s->leaves[i].grad);
+        ddp__drop(s->leaves[i].leaf);
     }
     for (int i = 0; i < s->n_inputs; i++) {
-        ddp_release(s->inputs[i]);
-        ddp_release(s->input_grads[i]);
+        ddp__drop(s->inputs[i]);
+        ddp__drop(s->input_grads[i]);
     }
     free(s->nodes);
     free(s->leaves);
@@ -580,7 +580,7 @@ int ddp_grad(int n_out, ddp_tensor *const *outputs, ddp_tensor *const *grad_outp
         if (grads[i] || allow_unused) continue;
         st = ddp__fail(DDP_ESTATE, "grad: input %d is not used by the outputs; pass allow_unused to get none for it",
                        i + 1);
-        for (int k = 0; k < i; k++) ddp_release(grads[k]), grads[k] = NULL;
+        for (int k = 0; k < i; k++) ddp__drop(grads[k]), grads[k] = NULL;
     }
     ddp_backward_free(s);
     return st;

@@ -147,9 +147,9 @@ int ddp_optim_set_lr(ddp_optim *o, double lr) {
 void ddp_optim_free(ddp_optim *o) {
     if (!o) return;
     for (int i = 0; i < o->n; i++) {
-        ddp_release(o->params[i]);
-        ddp_release(o->state[0][i]);
-        ddp_release(o->state[1][i]);
+        ddp__drop(o->params[i]);
+        ddp__drop(o->state[0][i]);
+        ddp__drop(o->state[1][i]);
     }
     free(o->params);
     free(o->state[0]);

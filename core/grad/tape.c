@@ -46,7 +46,7 @@ static ddp_node *node_new(ddp_node_kind kind, int n_in, int n_out, size_t attr_s
 
 void ddp__node_free_saved(ddp_node *n) {
     for (int i = 0; i < n->n_in + n->n_out; i++) {
-        ddp_release(n->saved[i]);
+        ddp__drop(n->saved[i]);
         n->saved[i] = NULL;
     }
     n->freed = true;
@@ -73,7 +73,7 @@ void ddp__node_release(ddp_node *n) {
         ddp__node_free_saved(m);
         for (int i = 0; i < m->n_in; i++) {
             ddp__node_release(m->edges[i].node);
-            ddp_release(m->edges[i].leaf);
+            ddp__drop(m->edges[i].leaf);
         }
         free(m->hooks);
         free(m);
@@ -260,7 +260,7 @@ int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad) {
     if (t->leaf && t->leaf->bucket_slot && ddp__grad_slots.set_grad) return ddp__grad_slots.set_grad(t, grad);
     ddp_tensor *old = t->grad;
     t->grad = ddp_retain(grad);
-    ddp_release(old);
+    ddp__drop(old);
     return 0;
 }
 

@@ -76,7 +76,9 @@ ddp_host *ddp_host_new(const ddp_host_opts *opts) {
 
 void ddp_host_free(ddp_host *h) {
     if (!h) return;
+    ddp_scope_push_barrier(); /* what Lua lets go of is not on the caller's list */
     lua_close(h->L);
+    ddp_scope_pop_barrier();
     free(h);
 }
 

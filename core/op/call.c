@@ -163,7 +163,7 @@ static int copy_overlapping(ddp_call *c, ddp_tensor **in, ddp_tensor **owned) {
         if (same) continue;
         ddp_tensor *copy = ddp_keep(ddp_clone(in[i], 0));
         if (!copy) return ddp__pending();
-        ddp_release(owned[i]);
+        ddp__drop(owned[i]);
         owned[i] = in[i] = copy;
     }
     return 0;
@@ -205,9 +205,9 @@ static int call(const ddp_op_def *op, const void *attrs, int n_in, ddp_tensor *c
     ddp_call c = {.op = op, .attrs = attrs, .n_in = n_in, .in = in};
     st = run_call(&c, in, owned, in_place);
     for (int i = 0; i < n_in; i++)
-        if (owned[i]) ddp_release(owned[i]);
+        if (owned[i]) ddp__drop(owned[i]);
     for (int i = 0; i < op->n_out; i++) {
-        if (st < 0 || in_place) ddp_release(c.out[i]);
+        if (st < 0 || in_place) ddp__drop(c.out[i]);
         else if (!(out[i] = ddp__scope_own(c.out[i]))) st = ddp__pending();
     }
     if (in != small) free(in);

@@ -93,7 +93,7 @@ void ddp_scope_end(void) {
         if (t == BARRIER) return; /* not ours to cross */
         scope.n--;
         if (!t) break;
-        ddp_release(t);
+        ddp__drop(t);
     }
     scope_find_active();
 }
@@ -106,7 +106,7 @@ void ddp_scope_pop_barrier(void) {
     while (scope.n > 0) {
         ddp_tensor *t = scope.v[--scope.n];
         if (t == BARRIER) break;
-        if (t) ddp_release(t);
+        if (t) ddp__drop(t);
     }
     scope_find_active();
 }
@@ -124,7 +124,7 @@ static bool scope_take(const ddp_tensor *t) {
 
 ddp_tensor *ddp__scope_own(ddp_tensor *t) {
     if (t && scope.active && !scope_push(t)) {
-        ddp_release(t);
+        ddp__drop(t);
         ddp__fail(DDP_ENOMEM, "scope: out of memory");
         return NULL;
     }
@@ -180,11 +180,15 @@ ddp_tensor *ddp_retain(ddp_tensor *t) {
 }
 
 void ddp_release(ddp_tensor *t) {
+    if (t && scope.active) scope_take(t);
+    ddp__drop(t);
+}
+
+void ddp__drop(ddp_tensor *t) {
     if (!t) return;
-    if (scope.active) scope_take(t);
     if (atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) != 1) return;
     if ((t->node || t->leaf) && ddp__tensor_drop_history) ddp__tensor_drop_history(t);
-    if (t->grad) ddp_release(t->grad);
+    ddp__drop(t->grad);
     ddp__storage_release(t->storage);
     free(t);
     ddp__mem_count_tensor(-1);

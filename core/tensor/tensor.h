@@ -56,6 +56,9 @@ DDP_LOCAL ddp_tensor *ddp__tensor_over(ddp_storage *s, const ddp_meta *m);
 DDP_LOCAL ddp_tensor *ddp__tensor_new(const ddp_meta *m);
 /* As results of ops are given out: to the open scope, if there is one. Returns t. */
 DDP_LOCAL ddp_tensor *ddp__scope_own(ddp_tensor *t);
+/* Gives up a reference that the library itself took: unlike ddp_release it leaves the scope's list alone, for the scope's
+ * own reference is another. NULL is allowed. */
+DDP_LOCAL void ddp__drop(ddp_tensor *t);
 /* Does a scope of this thread own new results? */
 DDP_LOCAL bool ddp__in_scope(void);
 

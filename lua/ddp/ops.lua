@@ -157,12 +157,11 @@ end
 local here = debug.getinfo(1, "S").source:match "^@(.*)ops%.lua$" or "?" -- so that generated code counts as the library's
 
 local function make(key)
-  local sig, in_place = signatures[key], nil
-  local name = key
-  if sig then in_place = sig.only_in_place or false
-  else
-    name = key:match "^(.*)_$"
-    sig, in_place = name and signatures[name], true
+  local name, sig = key, signatures[key]
+  local in_place = sig and sig.only_in_place
+  if not sig then
+    name, in_place = key:match "^(.*)_$", true
+    sig = name and signatures[name]
     if not sig or not sig.in_place then return nil end
   end
   return assert(loadstring(source(name, sig, in_place), "@" .. here .. "op " .. key))(support)

