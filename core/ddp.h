@@ -88,8 +88,7 @@ DDP_API int ddp_error_peek(void);
 DDP_API int ddp_error_set(int status, const char *text);
 /* The short name of a status, "shape" for DDP_ESHAPE. Static text. Any thread. */
 DDP_API const char *ddp_status_name(int status);
-/* Log lines go to `hook` (level 0 debug, 1 info, 2 warning) in place of stderr; NULL restores. Before other threads
- * start. */
+/* Log lines go to `hook` (level 0 debug, 1 info, 2 warning) in place of stderr; NULL restores. Before other threads start. */
 DDP_API void ddp_set_log_hook(void (*hook)(void *ctx, int level, const char *text), void *ctx);
 
 /* ---- the process and the job --------------------------------------------------------------------------------- */
@@ -99,9 +98,10 @@ typedef struct ddp_init_opts {
     double timeout;     /* seconds, for every wait; 0: DDP_TIMEOUT or 600 */
     const char *engine; /* NULL: DDP_ENGINE or "auto" */
 } ddp_init_opts;
-/* Joins the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without one, a world of
- * one. A second call changes nothing. Collective: returns when all ranks have joined, or DDP_ETIMEOUT naming the
- * missing. opts   [OPTIONAL] Compute thread. */
+/* Joins the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without one, a world of one.
+ * A second call changes nothing. Collective: returns when all ranks have joined, or DDP_ETIMEOUT naming the missing.
+ *   opts   [OPTIONAL]
+ * Compute thread. */
 DDP_API int ddp_init(const ddp_init_opts *opts);
 /* 1 after ddp_init. Any thread. */
 DDP_API int ddp_is_initialized(void);
@@ -192,8 +192,7 @@ DDP_API ddp_tensor *ddp_scalar_float(double value);
 DDP_API int ddp_item(const ddp_tensor *t, double *value);
 /* All elements in logical order, converted to double. `out` has room for ddp_numel(t). */
 DDP_API int ddp_to_doubles(const ddp_tensor *t, double *out);
-/* Values, shape and dtype as text, as people read them. Writes at most n bytes with the final 0; returns the full
- * length. */
+/* Values, shape and dtype as text, as people read them. Writes at most n bytes with the final 0; returns the full length. */
 DDP_API size_t ddp_to_text(const ddp_tensor *t, char *buf, size_t n);
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */
@@ -220,8 +219,7 @@ DDP_API void ddp_set_memory_hooks(void *(*alloc)(void *ctx, size_t bytes),
 
 /* ---- gradients ------------------------------------------------------------------------------------------------ */
 
-/* A leaf wants its gradient (1) or not (0). DDP_ESTATE on a result of ops; DDP_EDTYPE unless floating. Compute thread.
- */
+/* A leaf wants its gradient (1) or not (0). DDP_ESTATE on a result of ops; DDP_EDTYPE unless floating. Compute thread. */
 DDP_API int ddp_set_requires_grad(ddp_tensor *t, int on);
 DDP_API int ddp_requires_grad(const ddp_tensor *t);
 DDP_API int ddp_is_leaf(const ddp_tensor *t);
@@ -241,8 +239,8 @@ enum { DDP_RETAIN_GRAPH = 1, DDP_CREATE_GRAPH = 2 };
 /* d loss / d leaf for every leaf that wants one, added to its gradient.
  *   loss    0-dim or one element, unless grad is given
  *   grad    [OPTIONAL] shape of loss
- * DDP_ESTATE when the graph is gone, when a saved tensor was written since (both ops are named), or when a custom
- * gradient or hook stands on the way (use ddp_backward_next). Compute thread. */
+ * DDP_ESTATE when the graph is gone, when a saved tensor was written since (both ops are named), or when a custom gradient
+ * or hook stands on the way (use ddp_backward_next). Compute thread. */
 DDP_API int ddp_backward(ddp_tensor *loss, ddp_tensor *grad);
 /* The resumable form. Returns NULL on error. weight: this rank's weight in a "weighted" reduction, 1 by default.
  *   grads   [OPTIONAL] [n], each may be NULL
@@ -281,8 +279,8 @@ DDP_API int ddp_tensor_remove_hook(ddp_tensor *t, int64_t id);
 enum { DDP_SUM, DDP_MEAN, DDP_MIN, DDP_MAX };
 /* In place, all ranks alike. Collective ops with results stand in ddp_ops.h (ddp_all_gather, ddp_reduce_scatter).
  *   name    [OPTIONAL] joins the signature: ranks that disagree are told
- *   work    [OPTIONAL] [OUT] when given the call only starts; ddp_work_wait ends it, ddp_work_free frees it; the work
- * holds t DDP_EMISMATCH naming both calls when ranks differ, DDP_ETIMEOUT, DDP_EPEER. Compute thread. */
+ *   work    [OPTIONAL] [OUT] when given the call only starts; ddp_work_wait ends it, ddp_work_free frees it; the work holds t
+ * DDP_EMISMATCH naming both calls when ranks differ, DDP_ETIMEOUT, DDP_EPEER. Compute thread. */
 DDP_API int ddp_all_reduce(ddp_tensor *t, int op, const char *name, ddp_work **work);
 DDP_API int ddp_broadcast(ddp_tensor *t, int root, const char *name, ddp_work **work);
 DDP_API int ddp_barrier(void);
@@ -290,8 +288,7 @@ DDP_API int ddp_work_wait(ddp_work *w);
 /* 1 when done, 0 when not yet, negative on error. */
 DDP_API int ddp_work_test(ddp_work *w);
 DDP_API void ddp_work_free(ddp_work *w);
-/* Bytes from root to all: *data and *n are replaced on the other ranks. *data is the caller's, ddp_bytes_free frees it.
- */
+/* Bytes from root to all: *data and *n are replaced on the other ranks. *data is the caller's, ddp_bytes_free frees it. */
 DDP_API int ddp_broadcast_bytes(void **data, int64_t *n, int root);
 /* Bytes of all ranks: out[r] (n_out[r] long), `out` as one block freed by ddp_bytes_free. */
 DDP_API int ddp_all_gather_bytes(const void *data, int64_t n, void **out, int64_t *n_out);
@@ -308,9 +305,9 @@ typedef struct ddp_reducer_opts {
     int weighted;             /* 1: the mean, weighted by each backward's weight */
     const char *const *names; /* [n] [OPTIONAL] names for messages */
 } ddp_reducer_opts;
-/* Reduces gradients of params over the ranks in buckets while ddp_backward runs. Compares names, shapes, dtypes and
- * order over the ranks (DDP_EMISMATCH names the first difference) and broadcasts rank 0's values. Collective. Compute
- * thread. params  [n] leaves; retained until ddp_reducer_free */
+/* Reduces gradients of params over the ranks in buckets while ddp_backward runs. Compares names, shapes, dtypes and order
+ * over the ranks (DDP_EMISMATCH names the first difference) and broadcasts rank 0's values. Collective. Compute thread.
+ *   params  [n] leaves; retained until ddp_reducer_free */
 DDP_API int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *opts, ddp_reducer **out);
 /* Waits until the gradients of the last backward are final: the same bits on every rank. */
 DDP_API int ddp_reducer_finish(ddp_reducer *r);
@@ -359,8 +356,8 @@ DDP_API void ddp_stats_step(void);
 /* Time since the last step belongs to no step (evaluation). */
 DDP_API void ddp_stats_pause(void);
 DDP_API int64_t ddp_stats_steps(void);
-/* Medians over the steps but the first `skip`: the whole step and its parts, in seconds. Returns the number of steps
- * used. parts [OUT] [OPTIONAL] [DDP_PARTS] mean seconds a step, so that they add up to the mean step */
+/* Medians over the steps but the first `skip`: the whole step and its parts, in seconds. Returns the number of steps used.
+ *   parts [OUT] [OPTIONAL] [DDP_PARTS] mean seconds a step, so that they add up to the mean step */
 DDP_API int64_t ddp_stats_summary(int64_t skip, double *median_step, double *mean_step, double *parts);
 /* Start-up marks, in milliseconds since the launch (DDP_LAUNCHED, else this process's start). */
 DDP_API void ddp_stats_mark(const char *name);

@@ -31,8 +31,7 @@ DDP_API int ddp_host_set_tensor(ddp_host *h, const char *name, ddp_tensor *t);
 /* Calls the global function `name`.
  *   in   [nin]   borrowed; NULL entries are nil
  *   out  [nout]  [OUT] new references, the caller's; numbers come as 0-dim f64 tensors, nil as NULL
- * DDP_EINVAL when there is no such function, a result is neither tensor, number nor nil, or Lua raises. The host's
- * thread. */
+ * DDP_EINVAL when there is no such function, a result is neither tensor, number nor nil, or Lua raises. The host's thread. */
 DDP_API int ddp_host_call(ddp_host *h, const char *name, int nin, ddp_tensor *const *in, int nout, ddp_tensor **out);
 /* Closes the state; tensors that only Lua held are released. NULL is allowed. The host's thread. */
 DDP_API void ddp_host_free(ddp_host *h);

@@ -1,8 +1,8 @@
-/* random.h -- what random ops draw, the same for every kernel. Element i (logical, row-major) of call k under key s
- * takes from Philox block philox(s, counter = (block, k)): f32: word i%4 of block i/4, 24 bits          f64: words
- * 2(i%2), 2(i%2)+1 of block i/2, 53 bits and normals come in pairs by Box-Muller from two neighbouring uniforms of that
- * list: radius from the first (as 1 - u, so that its logarithm is finite), angle from the second; the even element is
- * the cosine, the odd one the sine. */
+/* random.h -- what random ops draw, the same for every kernel. Element i (logical, row-major) of call k under key s takes
+ * from Philox block philox(s, counter = (block, k)):
+ *   f32: word i%4 of block i/4, 24 bits          f64: words 2(i%2), 2(i%2)+1 of block i/2, 53 bits
+ * and normals come in pairs by Box-Muller from two neighbouring uniforms of that list: radius from the first (as 1 - u, so
+ * that its logarithm is finite), angle from the second; the even element is the cosine, the odd one the sine. */
 #ifndef DDP_KERNELS_RANDOM_H
 #define DDP_KERNELS_RANDOM_H
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # need.sh [--install] GROUP... -- are the packages of these groups there? With --install, as root and with apt, installs
 # what is missing; else names it in one line that can be pasted and ends with status 2. Where all is there it is silent.
-# Groups: build test lint.
+# Groups: build test data lint.
 install=0
 [ "$1" = --install ] && { install=1; shift; }
 missing=""
@@ -20,6 +20,8 @@ for group in "$@"; do
       need libdnnl-dev sh -c 'test -e /usr/include/dnnl.h || test -e /usr/include/oneapi/dnnl/dnnl.h' ;;
     test)
       need procps command -v pgrep ;;
+    data) # to unpack the CIFAR-10 images that some tests use
+      need python3-pil /usr/bin/python3 -c 'import PIL' ;;
     lint)
       need clang-format command -v clang-format
       need clang-tidy command -v clang-tidy

@@ -1,5 +1,4 @@
-/* philox.c -- Philox 4x32-10, the counter-based generator (Salmon et al., SC 2011), and the generators drawn from it.
- */
+/* philox.c -- Philox 4x32-10, the counter-based generator (Salmon et al., SC 2011), and the generators drawn from it. */
 #include <stdlib.h>
 
 #include "base.h"

@@ -60,8 +60,7 @@ int ddp__coll_wait(ddp_req *req, double *weight_sum) {
     return st;
 }
 
-/* ---- tensors
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- tensors ---- */
 
 struct ddp_work {
     ddp_req *req;
@@ -197,8 +196,7 @@ static int run_op(const ddp_call *c) {
 
 __attribute__((constructor)) static void fill_slot(void) { ddp__slots.collective = run_op; }
 
-/* ---- bytes
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- bytes ---- */
 
 void ddp_bytes_free(void *p) { free(p); }
 

@@ -51,7 +51,7 @@ typedef struct ddp_coll {
     int reduce; /* DDP_SUM, DDP_MEAN, DDP_MIN, DDP_MAX */
     int root;
     double weight;     /* with CAP_WEIGHTED and MEAN: result = sum(w*x) / sum(w); 1 by default; 0: contributes nothing.
-                          With SUM: weight 0 contributes nothing. When all weights are 0 the result is 0. */
+                             With SUM: weight 0 contributes nothing. When all weights are 0 the result is 0. */
     double deadline_s; /* seconds a wait may last, from the moment it begins; <= 0: for ever */
     double weight_sum; /* [OUT] after completion: sum of weights of the ranks */
 } ddp_coll;

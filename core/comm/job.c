@@ -56,8 +56,7 @@ int ddp_num_threads(void) {
     return n;
 }
 
-/* ---- the launcher
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- the launcher ---- */
 
 void ddp__tell_launcher(const char *line) {
     int fd = from_env("DDP_STATUS_FD", -1);
@@ -88,8 +87,7 @@ int ddp_report_send(const char *json) {
     return 0;
 }
 
-/* ---- joining
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- joining ---- */
 
 static int read_env(ddp_job *j, const ddp_init_opts *opts) {
     int st;

@@ -123,8 +123,7 @@ static int accumulate(ddp_tensor *leaf, ddp_tensor *grad, double weight) {
     return st < 0 ? st : 0;
 }
 
-/* ---- the end of a backward
- * ----------------------------------------------------------------------------------------------- */
+/* ---- the end of a backward ---- */
 
 /* Gradients of parameters that some rank touched appear on every rank; of the others there are none. */
 static void take_results(ddp_reducer *r) {
@@ -214,8 +213,7 @@ int ddp_reducer_touched(const ddp_reducer *r, int i) {
     return r->n_buckets ? r->slots[i].touched : r->slots[i].param->grad != NULL;
 }
 
-/* ---- construction
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- construction ---- */
 
 /* "w f32 [3,4]" a line: what all ranks must agree on. The caller frees. */
 static char *describe(ddp_tensor *const *params, int n, const char *const *names) {

@@ -9,8 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* ---- segments
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- segments ---- */
 
 static void *map_fd(int fd, size_t bytes) {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -56,8 +55,7 @@ done:
     return p;
 }
 
-/* ---- joining
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- joining ---- */
 
 /* Every rank says that it is here and what world it thinks it is in; then all look at all. */
 static int roll_call(const ddp_boot *b) {
@@ -155,8 +153,7 @@ static void shm_destroy(ddp_comm *c, int graceful) {
     free(c);
 }
 
-/* ---- bucket memory
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- bucket memory ---- */
 
 static int shm_alloc(ddp_comm *c, size_t bytes, void **out) {
     int st = shm_health(c);
@@ -182,9 +179,7 @@ static void shm_dealloc(ddp_comm *c, void *p) {
     }
 }
 
-/* ---- requests
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- requests ---- */
 
 static int shm_post(ddp_comm *c, const ddp_coll *coll, ddp_req **out) {
     int st = shm_health(c);

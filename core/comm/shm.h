@@ -5,11 +5,11 @@
  *
  * Every rank runs the same sequence of collectives. A request is published by its signature in the rank's ring and the
  * counter `posted`; then
- *   in place    (all buffers at one offset of one bucket segment): each rank reduces its share over all copies, writes
- * the result into every copy and counts `shared`; done when all have. by chunks   each rank copies a chunk into its
- * slot and counts `copied`; when all have, each reads the slots in rank order and counts `consumed`; a slot is written
- * again when all have consumed what it held. Every result is computed from the same values in the same order, so all
- * ranks hold the same bits. */
+ *   in place    (all buffers at one offset of one bucket segment): each rank reduces its share over all copies, writes the
+ *               result into every copy and counts `shared`; done when all have.
+ *   by chunks   each rank copies a chunk into its slot and counts `copied`; when all have, each reads the slots in rank
+ *               order and counts `consumed`; a slot is written again when all have consumed what it held.
+ * Every result is computed from the same values in the same order, so all ranks hold the same bits. */
 #ifndef DDP_SHM_H
 #define DDP_SHM_H
 

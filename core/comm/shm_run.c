@@ -55,8 +55,7 @@ void shm_abort(ddp_comm *c, const char *why) {
     for (int r = 0; r < c->size; r++) wake(&c->ctl->rank[r]);
 }
 
-/* ---- progress
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- progress ---- */
 
 static bool reached(const atomic_uint *counter, uint32_t v) {
     return (int32_t)(atomic_load_explicit(counter, memory_order_acquire) - v) >= 0;
@@ -268,8 +267,7 @@ int shm_progress(ddp_comm *c) {
     return 0;
 }
 
-/* ---- waiting
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- waiting ---- */
 
 /* Ended, or a zombie whose parent has not looked yet. */
 static bool is_gone(int pid) {

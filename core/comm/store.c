@@ -337,8 +337,7 @@ int ddp__store_listen(bool any, int *port) {
     return fd;
 }
 
-/* ---- the client
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- the client ---- */
 
 struct ddp_store {
     int fd;

@@ -150,8 +150,7 @@ static int collect(ddp_backward_state *s, int n, ddp_tensor *const *outputs) {
     return 0;
 }
 
-/* ---- summing
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- summing ---- */
 
 /* Nobody else can see its elements. */
 static bool sole_owner(const ddp_tensor *t) { return t->refs == 1 && t->storage->refs == 1 && !t->node; }
@@ -205,8 +204,7 @@ static int settle_leaf(ddp_backward_state *s, leaf_visit *l) {
     return st;
 }
 
-/* ---- asking the host
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- asking the host ---- */
 
 static int ask_host(ddp_backward_state *s, int64_t id, int n, ddp_tensor **in, int n_out, ddp_tensor **out) {
     s->host_id = id;
@@ -233,8 +231,7 @@ int ddp_backward_host_result(ddp_backward_state *s, int i, ddp_tensor *grad) {
     return 0;
 }
 
-/* ---- one node
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- one node ---- */
 
 static int check_saved(const ddp_node *n) {
     if (n->freed && n->kind == DDP_NODE_OP)
@@ -359,9 +356,7 @@ static int give_edges(ddp_backward_state *s) {
     return 0;
 }
 
-/* ---- the walk
- * -------------------------------------------------------------------------------------------------------------------
- */
+/* ---- the walk ---- */
 
 static int begin_node(ddp_backward_state *s) {
     while (s->at >= 0 && (!s->nodes[s->at].grads || !s->nodes[s->at].needed)) {
@@ -463,8 +458,7 @@ int ddp_backward_next(ddp_backward_state *s) {
     return st;
 }
 
-/* ---- begin and end
- * ---------------------------------------------------------------------------------------------------------------- */
+/* ---- begin and end ---- */
 
 /* The gradient to start from: given, or 1 for a single element. */
 static int seed(ddp_backward_state *s, ddp_tensor *out, ddp_tensor *given) {
@@ -551,9 +545,7 @@ void ddp_backward_free(ddp_backward_state *s) {
     free(s);
 }
 
-/* ---- in one go
- * ------------------------------------------------------------------------------------------------------------------------
- */
+/* ---- in one go ---- */
 
 static int run_to_end(ddp_backward_state *s) {
     int st = ddp_backward_next(s);

@@ -226,8 +226,7 @@ __attribute__((constructor)) static void fill_slots(void) {
     ddp__tensor_drop_history = drop_history;
 }
 
-/* ---- leaves
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- leaves ---- */
 
 int ddp_set_requires_grad(ddp_tensor *t, int on) {
     if (ddp__pending()) return ddp__pending();
@@ -264,8 +263,7 @@ int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad) {
     return 0;
 }
 
-/* ---- hooks
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- hooks ---- */
 
 static int hook_add(ddp_hook **list, int *n, int64_t id, int out) {
     ddp_hook *h = realloc(*list, ((size_t)*n + 1) * sizeof *h);

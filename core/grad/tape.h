@@ -6,8 +6,7 @@
 
 typedef enum ddp_node_kind { DDP_NODE_OP, DDP_NODE_HOST } ddp_node_kind;
 
-/* Where the gradient of an input goes: to a node's output, or to a leaf; neither: nowhere. Owns a reference to either.
- */
+/* Where the gradient of an input goes: to a node's output, or to a leaf; neither: nowhere. Owns a reference to either. */
 typedef struct ddp_edge {
     ddp_node *node;
     int out;

@@ -138,8 +138,7 @@ int ddp_host_run_text(ddp_host *h, const char *text, const char *name) {
     return protected_call(h->L, 0, 0);
 }
 
-/* ---- tensors across
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- tensors across ---- */
 
 /* Pushes function `name` of require("ddp.host"). */
 static int push_helper(lua_State *L, const char *name) {
@@ -179,8 +178,7 @@ int ddp_host_call(ddp_host *h, const char *name, int nin, ddp_tensor *const *in,
     return st;
 }
 
-/* ---- a rank
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- a rank ---- */
 
 /* One line for the launcher: "error " and the text with its newlines escaped. */
 static void tell_launcher(const char *text) {

@@ -17,8 +17,7 @@
 static const double DRAIN = 0.2, UNKILLABLE = 3, SAME_SIGNAL = 0.1;
 enum { FDS_A_RANK = 4 };
 
-/* ---- signals and the end of ranks
- * -------------------------------------------------------------------------------------- */
+/* ---- signals and the end of ranks ---- */
 
 static void signal_groups(job *j, int sig) {
     for (int r = 0; r < j->n; r++) /* a dead leader stays a zombie until the end, so its group's id is still its own */
@@ -63,8 +62,7 @@ void job_attend(job *j) {
     if (j->stopping && !j->killed && ddp__now() >= j->kill_at) kill_all(j);
 }
 
-/* ---- pipes
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- pipes ---- */
 
 static void close_fd(int *fd) {
     if (*fd >= 0) close(*fd);
@@ -110,8 +108,7 @@ static void drain(job *j, int r) {
     read_status(j, r);
 }
 
-/* ---- the loop
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- the loop ---- */
 
 static void see_exit(job *j, int r) {
     rank_proc *p = &j->ranks[r];
@@ -188,8 +185,7 @@ static void loop(job *j, struct pollfd *polls) {
     }
 }
 
-/* ---- start and end
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- start and end ---- */
 
 /* All signals that we handle come through one descriptor. Before any thread starts, so that none takes them. */
 static int open_signals(job *j) {

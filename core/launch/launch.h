@@ -50,8 +50,7 @@ DDP_LOCAL int places_script(const places *p, const char *name, char *out, size_t
 /* Whether a program can be started. 0, or EXIT_USAGE after a sentence. */
 DDP_LOCAL int places_program(const char *name);
 
-/* ---- the job
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- the job ---- */
 
 typedef struct text {
     char *p;

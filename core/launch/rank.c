@@ -1,7 +1,6 @@
 /* rank.c -- the first thing in a rank's process: it ties its life to ddprun's, then becomes the script or the program.
  *
- *   ddprun --rank-trampoline PARENT CPUS script|exec NAME [arguments]     CPUS: "first:count" of the usable cores, or
- * "-" */
+ *   ddprun --rank-trampoline PARENT CPUS script|exec NAME [arguments]     CPUS: "first:count" of the usable cores, or "-" */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>

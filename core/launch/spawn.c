@@ -83,8 +83,7 @@ static bool env_of_rank(const job *j, int r, int status_fd, int report_fd, env_l
     return env_join(e);
 }
 
-/* ---- one rank
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- one rank ---- */
 
 /* The write ends that the rank takes; -1: none. */
 typedef struct ends {
@@ -164,8 +163,7 @@ static int spawn_rank(job *j, int r, char **argv, char *cpus, size_t cpus_n) {
     return 0;
 }
 
-/* ---- all ranks
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- all ranks ---- */
 
 static int open_logs(job *j) {
     char path[4096];

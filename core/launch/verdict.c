@@ -11,8 +11,7 @@
 static const double CAUSE_COMES = 0.1, ENDS_ITSELF = 1, LEAVE_TOGETHER = 0.3;
 enum { TAIL_LINES = 10 };
 
-/* ---- what ranks say
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- what ranks say ---- */
 
 /* \n and \\ as they were. */
 static void unescape(char *s) {
@@ -53,8 +52,7 @@ void verdict_exited(job *j, int r) {
     p->fail_at = p->exit_at;
 }
 
-/* ---- choosing
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- choosing ---- */
 
 /* Whether rank q is at work in the job. */
 static bool works(const rank_proc *q) { return !q->exited && !q->finished; }
@@ -132,8 +130,7 @@ bool verdict_pending(const job *j) {
     return left && at_work;
 }
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- memory ---- */
 
 long verdict_oom_kills(void) {
     char line[512], path[600] = "";
@@ -153,8 +150,7 @@ long verdict_oom_kills(void) {
     return n;
 }
 
-/* ---- the block
- * ----------------------------------------------------------------------------------------------------------------- */
+/* ---- the block ---- */
 
 static void add(text *t, const char *fmt, ...) DDP_PRINTF(2, 3);
 static void add(text *t, const char *fmt, ...) {

@@ -109,8 +109,7 @@ static int promote(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor *
     return cast_inputs(n_in, in, owned, to, first);
 }
 
-/* ---- outputs -------------------------------------------------------------------------------------------------------
- */
+/* ---- outputs ------------------------------------------------------------------------------------------------------- */
 
 static int make_outputs(ddp_call *c, const ddp_meta *meta) {
     for (int i = 0; i < c->op->n_out; i++) {

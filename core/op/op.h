@@ -76,8 +76,7 @@ typedef struct ddp_vjp {
 #define DDP_SAVE_ALL_IN 0x8000u /* of list inputs: all */
 
 struct ddp_op_rules {
-    /* Fills out[0..n_out): sizes, dtype, strides (ddp__out_* below). Finds every user error before anything is
-     * allocated. */
+    /* Fills out[0..n_out): sizes, dtype, strides (ddp__out_* below). Finds every user error before anything is allocated. */
     int (*infer)(const ddp_call *c, ddp_meta *out);
     /* Gradients by calling ops. NULL with NO_GRAD. Returns a status. */
     int (*vjp)(ddp_vjp *v);
@@ -119,8 +118,8 @@ enum { DDP_NO_OP = -1 };
 DDP_LOCAL const ddp_op_def *ddp__op_by_name(const char *name);
 /* Kernel lists in order of preference: plug-ins (loaded when a call is worth it), cpu, ref. */
 DDP_LOCAL const ddp_kernel *ddp__pick_kernel(const ddp_call *c);
-/* Tests pin a list: only its kernels (and no other) are tried; NULL restores. Returns 0, or DDP_EINVAL for no such
- * list. DDP_KERNELS=ref in the environment does the same for a process. */
+/* Tests pin a list: only its kernels (and no other) are tried; NULL restores. Returns 0, or DDP_EINVAL for no such list.
+ * DDP_KERNELS=ref in the environment does the same for a process. */
 DDP_API int ddp__kernels_only(const char *list);
 /* The name of the kernel that the last call on this thread ran. */
 DDP_API const char *ddp__last_kernel(void);

@@ -18,8 +18,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const char *only;
 static _Thread_local const char *last_kernel = "";
 
-/* ---- the oneDNN plug-in: loaded by the first call that is worth it
- * --------------------------------------------------- */
+/* ---- the oneDNN plug-in: loaded by the first call that is worth it ---- */
 
 enum { ONEDNN = 0, CPU = 1, REF = 2 };
 static const double worth_flops = 2e6; /* below, the price of a primitive outweighs what it gains */
@@ -69,8 +68,7 @@ static double call_flops(const ddp_call *c) {
     return c->out[0] ? (double)c->out[0]->numel : 0;
 }
 
-/* ---- the choice
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- the choice ---- */
 
 static void load_lists(void) {
     lists[CPU] = ddp__kernels_cpu();

@@ -8,8 +8,7 @@ enum { DDP_MAX_LISTS = 3 };
 
 /* kernels/ref/list.c: every op. */
 DDP_LOCAL extern const ddp_kernel_list ddp__kernels_ref;
-/* kernels/cpu/list.c: the list for this processor, or for the cap in DDP_ISA (avx2, avx512; sse: neither); NULL: none
- * fits. */
+/* kernels/cpu/list.c: the list for this processor, or for the cap in DDP_ISA (avx2, avx512; sse: neither); NULL: none fits. */
 DDP_LOCAL const ddp_kernel_list *ddp__kernels_cpu(void);
 /* What a plug-in exports as ddp_plugin_kernels: const ddp_kernel_list *(void). */
 

@@ -1,5 +1,4 @@
-/* comm.c -- collectives as ops: shapes only. They run through the collective slot (core/comm); alone, through kernels.
- */
+/* comm.c -- collectives as ops: shapes only. They run through the collective slot (core/comm); alone, through kernels. */
 #include "ops.h"
 
 static int check_reduce(const ddp_call *c, int64_t op) {

@@ -118,8 +118,7 @@ static int conv2d_grad_weight_infer(const ddp_call *c, ddp_meta *out) {
     return ddp__out_shape(c, c->in[0]->m.dtype, 4, a->w_size.v, out);
 }
 
-/* ---- gradients
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- gradients ---- */
 
 static int conv2d_vjp(ddp_vjp *v) {
     const ddp_conv2d_attrs *a = v->attrs;
@@ -155,8 +154,7 @@ static int conv2d_grad_weight_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- cost: 2 N K C/groups R S Ho Wo, for all three
- * ------------------------------------------------------------------------ */
+/* ---- cost: 2 N K C/groups R S Ho Wo, for all three ---- */
 
 static double conv_flops(const int64_t *y, const int64_t *w) {
     return 2.0 * (double)y[0] * (double)y[1] * (double)y[2] * (double)y[3] * (double)w[1] * (double)w[2] * (double)w[3];

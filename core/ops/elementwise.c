@@ -3,8 +3,7 @@
 
 #include "ops.h"
 
-/* ---- inference
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- inference ---- */
 
 static int infer_binary(const ddp_call *c, ddp_meta *out) { return ddp__out_broadcast(c, 2, c->in[0]->m.dtype, out); }
 
@@ -21,8 +20,7 @@ static int infer_unary_number(const ddp_call *c, ddp_meta *out) {
     return infer_unary(c, out);
 }
 
-/* ---- gradients: g reduced to the shape of input i where it was broadcast
- * ------------------------------------------------ */
+/* ---- gradients: g reduced to the shape of input i where it was broadcast ---- */
 
 static void give(ddp_vjp *v, int i, ddp_tensor *g) { v->grad_in[i] = ddp__sum_to(g, &v->in_meta[i]); }
 
@@ -138,8 +136,7 @@ static int clamp_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- where, casts, copies
- * ------------------------------------------------------------------------------------------------ */
+/* ---- where, casts, copies ---- */
 
 static int where_infer(const ddp_call *c, ddp_meta *out) {
     int st = ddp__need_dtype(c, 0, DDP_BOOL);

@@ -68,8 +68,7 @@ static int index_select_grad_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- gather
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- gather ---- */
 
 /* ids may be shorter than x along the other dims, never longer. */
 static int gather_shapes(const ddp_call *c, int dim, int ndim, const int64_t *x) {

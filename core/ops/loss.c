@@ -69,8 +69,7 @@ static int cross_entropy_grad_infer(const ddp_call *c, ddp_meta *out) {
     return ddp__out_like(c, 1, c->in[1]->m.dtype, out);
 }
 
-/* dlogits = g (softmax(logits) - q) where not ignored, q = (1 - s) onehot + s/C; for the mean over the count of those.
- */
+/* dlogits = g (softmax(logits) - q) where not ignored, q = (1 - s) onehot + s/C; for the mean over the count of those. */
 static int cross_entropy_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
     const ddp_cross_entropy_grad_attrs *a = v->attrs;
     const ddp_meta *l = &v->in_meta[1], *t = &v->in_meta[2];

@@ -13,8 +13,7 @@ DDP_LOCAL ddp_tensor *ddp__reshape(ddp_tensor *x, int ndim, const int64_t *size)
 DDP_LOCAL bool ddp__view_fits(const ddp_meta *m, int ndim, const int64_t *size, int64_t *stride);
 
 /* The gradient of a fused op by re-running its unfused chain: for second gradients. `chain` computes the op's outputs
- * from inputs by simple ops (NULL entries: outputs without gradient). Reads v->in (all that chain reads must be saved).
- */
+ * from inputs by simple ops (NULL entries: outputs without gradient). Reads v->in (all that chain reads must be saved). */
 typedef int (*ddp_chain_fn)(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out);
 DDP_LOCAL int ddp__vjp_by_chain(ddp_vjp *v, ddp_chain_fn chain);
 
@@ -22,8 +21,7 @@ DDP_LOCAL int ddp__vjp_by_chain(ddp_vjp *v, ddp_chain_fn chain);
 DDP_LOCAL int ddp__new_tensor(const ddp_call *c, int64_t dtype, int64_t device, int ndim, const int64_t *size,
                               ddp_meta *out);
 
-/* Sizes of a window op along one dim: (in + 2*pad - dilation*(k-1) - 1)/stride + 1 rounded down; < 1 when it exceeds.
- */
+/* Sizes of a window op along one dim: (in + 2*pad - dilation*(k-1) - 1)/stride + 1 rounded down; < 1 when it exceeds. */
 static inline int64_t ddp__window_out(int64_t in, int64_t k, int64_t stride, int64_t pad, int64_t dilation) {
     int64_t room = in + 2 * pad - dilation * (k - 1) - 1;
     return room < 0 ? 0 : room / stride + 1;

@@ -49,8 +49,7 @@ static int want_g(const ddp_call *c, const int64_t *y) {
     return 0;
 }
 
-/* ---- max
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- max ---- */
 
 static int max_pool2d_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_max_pool2d_attrs *a = c->attrs;
@@ -88,8 +87,7 @@ static int max_pool2d_grad_vjp(ddp_vjp *v) { /* gg picked at the places */
     return ddp__pending();
 }
 
-/* ---- average
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- average ---- */
 
 static int avg_pool2d_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_avg_pool2d_attrs *a = c->attrs;
@@ -119,8 +117,7 @@ static int avg_pool2d_grad_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- adaptive average
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- adaptive average ---- */
 
 static int adaptive_avg_pool2d_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_adaptive_avg_pool2d_attrs *a = c->attrs;

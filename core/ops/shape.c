@@ -78,8 +78,7 @@ static int back_to_shape_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- permute, transpose, expand
- * --------------------------------------------------------------------------------------- */
+/* ---- permute, transpose, expand ---- */
 
 static int permute_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_permute_attrs *a = c->attrs;
@@ -149,8 +148,7 @@ static int expand_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- slice, select
- * ------------------------------------------------------------------------------------------------------ */
+/* ---- slice, select ---- */
 
 static int slice_of(const ddp_call *c, const ddp_meta *x, const ddp_slice_attrs *a, ddp_meta *out) {
     int d = ddp__wrap_dim(c, a->dim, x->ndim);
@@ -218,8 +216,7 @@ static int select_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
-/* ---- unsqueeze, squeeze
- * --------------------------------------------------------------------------------------------------- */
+/* ---- unsqueeze, squeeze ---- */
 
 static int unsqueeze_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_unsqueeze_attrs *a = c->attrs;
@@ -258,8 +255,7 @@ static int squeeze_infer(const ddp_call *c, ddp_meta *out) {
     return 0;
 }
 
-/* ---- joining
- * ------------------------------------------------------------------------------------------------------------------ */
+/* ---- joining ---- */
 
 static int cat_infer(const ddp_call *c, ddp_meta *out) {
     if (c->n_in == 0) return ddp__op_fail(c, DDP_EINVAL, "no tensors");

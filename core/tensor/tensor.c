@@ -229,8 +229,7 @@ void ddp_mark_written(ddp_tensor *t) {
     if (t) atomic_fetch_add(&t->storage->version, 1);
 }
 
-/* ---- making tensors from outside
- * ------------------------------------------------------------------------------------- */
+/* ---- making tensors from outside ---- */
 
 static int meta_check(const char *what, ddp_meta *m, int ndim, const int64_t *shape, int dtype, int device) {
     if (ndim < 0 || ndim > DDP_MAX_DIM)
@@ -298,8 +297,7 @@ ddp_tensor *ddp_scalar(double value) {
 }
 ddp_tensor *ddp_scalar_float(double value) { return number(value, false); }
 
-/* ---- reading
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- reading ---- */
 
 int ddp_item(const ddp_tensor *t, double *value) {
     if (ddp__pending()) return ddp__pending();

@@ -1,5 +1,5 @@
-/* cpu.h -- what the vectorised kernels share. Every file but list.c is compiled once for each of x86-64-v2, v3 and v4,
- * with DDP_CPU_ISA naming it; symbols carry that name. The loops are plain C that the compiler vectorises. */
+/* cpu.h -- what the vectorised kernels share. Every file but list.c is compiled once for each of x86-64-v2, v3 and v4, with
+ * DDP_CPU_ISA naming it; symbols carry that name. The loops are plain C that the compiler vectorises. */
 #ifndef DDP_CPU_H
 #define DDP_CPU_H
 

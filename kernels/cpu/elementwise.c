@@ -110,8 +110,7 @@ static const char *reject_unary(const ddp_call *c) {
 #define DDP_UNARY_FLOAT(op, expr) LOOP_UNARY(op, expr)
 #include "../elementwise.def"
 
-/* ---- copies and fills ---------------------------------------------------------------------------------------------
- */
+/* ---- copies and fills --------------------------------------------------------------------------------------------- */
 
 static void copy_4(void *ctx, char *const *p, const int64_t *s, int64_t n) {
     (void)ctx;

@@ -1,5 +1,4 @@
-/* list.c -- the vectorised kernels: one list an instruction set, chosen once by what the processor has and DDP_ISA
- * allows. */
+/* list.c -- the vectorised kernels: one list an instruction set, chosen once by what the processor has and DDP_ISA allows. */
 #include <stdlib.h>
 #include <string.h>
 

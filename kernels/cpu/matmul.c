@@ -1,5 +1,5 @@
-/* matmul.c -- f32 products for small matrices, any strides: the right side is packed into panels of 32 columns, four
- * rows are computed at a time in registers. Large ones are oneDNN's. */
+/* matmul.c -- f32 products for small matrices, any strides: the right side is packed into panels of 32 columns, four rows
+ * are computed at a time in registers. Large ones are oneDNN's. */
 #include <string.h>
 
 #include "../../core/mem/mem.h"

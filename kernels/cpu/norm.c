@@ -1,7 +1,6 @@
-/* norm.c -- batch normalisation of f32 rows of channels ([N, C], or 4-D channels-last): one pass over memory for the
- * sums, one for the result, forward and backward. Sums are taken about the first row, in f32 over short blocks of rows
- * and in double over those, so that a large mean costs no digits. Rows are cut into a fixed number of parts, whatever
- * the threads. */
+/* norm.c -- batch normalisation of f32 rows of channels ([N, C], or 4-D channels-last): one pass over memory for the sums,
+ * one for the result, forward and backward. Sums are taken about the first row, in f32 over short blocks of rows and in
+ * double over those, so that a large mean costs no digits. Rows are cut into a fixed number of parts, whatever the threads. */
 #include <math.h>
 #include <string.h>
 

@@ -83,8 +83,7 @@
 #undef SUB
 #undef MUL
 
-/* ---- integers
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- integers ---- */
 #define ADD WRAP_ADD
 #define SUB WRAP_SUB
 #define MUL WRAP_MUL
@@ -124,8 +123,7 @@ static int64_t int_pow(int64_t a, int64_t b) {
 #undef T
 #undef U
 
-/* ---- the choice by dtype
- * ------------------------------------------------------------------------------------------------ */
+/* ---- the choice by dtype ---- */
 
 static int walk(const ddp_call *c, const ddp_run_fn *by_dtype) {
     ddp_tensor *t[3] = {c->out[0], c->in[0], c->n_in > 1 ? c->in[1] : NULL};
@@ -180,8 +178,7 @@ static void bool_add(void *ctx, char *const *p, const int64_t *s, int64_t n) {
                [DDP_BOOL] = op##_u8})
 #include "../elementwise.def"
 
-/* ---- elementwise ops with attributes, and copies
- * ------------------------------------------------------------------------- */
+/* ---- elementwise ops with attributes, and copies ---- */
 
 static int run_clamp(const ddp_call *c) {
     const ddp_clamp_attrs *a = c->attrs;

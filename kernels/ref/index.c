@@ -3,8 +3,7 @@
 
 #include "ref.h"
 
-/* Offset in x of the element that logical position i of a tensor shaped like `small` names, its dim `dim` replaced by
- * `at`. */
+/* Offset in x of the element that logical position i of a tensor shaped like `small` names, its dim `dim` replaced by `at`. */
 static int64_t picked(const ddp_meta *x, const ddp_meta *small, int dim, int64_t i, int64_t at) {
     int64_t o = 0;
     for (int d = small->ndim - 1; d >= 0; d--) {

@@ -1,5 +1,4 @@
-/* ref.h -- what reference kernels share. They are plain loops over logical positions: every dtype of the op, any
- * stride. */
+/* ref.h -- what reference kernels share. They are plain loops over logical positions: every dtype of the op, any stride. */
 #ifndef DDP_REF_H
 #define DDP_REF_H
 
@@ -22,8 +21,7 @@ static inline int64_t ref_at(const ddp_meta *m, int64_t i) {
     return at;
 }
 
-/* The value at logical position i as a double, and its store. i64 beyond 2^53 loses bits: integer ops have loops of
- * their own. */
+/* The value at logical position i as a double, and its store. i64 beyond 2^53 loses bits: integer ops have loops of their own. */
 static inline double ref_get(const ddp_tensor *t, int64_t i) {
     return ddp__load(t->m.dtype, ddp__ptr(t), ref_at(&t->m, i));
 }

@@ -77,7 +77,7 @@ fails "an unknown flag of a script is one sentence and status 2" 2 3 "did you me
 fails "a flag that is not built yet is refused by name" 2 3 "--amp bf16 is not built yet" "$RUN" scripts/train_resnet.lua --amp bf16
 fails "a missing data folder is named" 1 3 "/nowhere" "$RUN" -n 2 scripts/train_resnet.lua --model resnet18 --data /nowhere --steps 1
 
-if [ -n "$DDP_TEST_DATA" ] && python3 -c 'import PIL' 2>/dev/null; then
+if [ -n "$DDP_TEST_DATA" ] && /usr/bin/python3 -c 'import PIL' 2>/dev/null; then
   "$DDP_TEST_DATA"/bin/unpack-cifar10 "$tmp/cifar" > /dev/null
   out=$(timeout 250 "$RUN" -n 2 scripts/train_resnet.lua --model resnet20 --data "$tmp/cifar" --steps 30 2>&1)
   [ $? = 0 ] && has "$out" "step 30 of 30" && ok "CIFAR-10's binary batches train" || no "CIFAR-10's binary batches train" "$out"
