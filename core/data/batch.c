@@ -41,7 +41,7 @@ static int sample_failed(const ddp_batcher *b, int64_t index, int64_t epoch, int
         snprintf(path, sizeof path, ", file %.1000s, record %lld", f->path, (long long)record);
     }
     ddp__fail(status, "data: rank %d, worker %d, epoch %lld, index %lld%s: %s", ddp_rank(), b->worker, (long long)epoch,
-              (long long)(index + b->plan->index_from), path, why);
+              (long long)index + b->plan->index_from, path, why);
     if (!b->plan->skip || status == DDP_ENOMEM) return status;
     ddp_error_take(&text);
     ddp__log(DDP_LOG_DEBUG, "skipped: %s", text);

@@ -63,7 +63,7 @@ static int add_cifar_file(ddp_dataset *set, const char *dir, const char *name) {
         int64_t want = f->n < CIFAR_RECORDS ? CIFAR_RECORDS : f->n + 1;
         return ddp__fail(
             DDP_EIO, "cifar10: %s has %zu bytes, expected %lld (%lld records of %d): it ends inside record %lld", path,
-            f->bytes, (long long)(want * CIFAR_RECORD), (long long)want, CIFAR_RECORD, (long long)f->n);
+            f->bytes, (long long)want * CIFAR_RECORD, (long long)want, CIFAR_RECORD, (long long)f->n);
     }
     if (f->n != CIFAR_RECORDS)
         ddp__log(DDP_LOG_WARN, "cifar10: %s has %lld records, not the %d of the original", path, (long long)f->n,

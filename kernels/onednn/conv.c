@@ -205,7 +205,7 @@ static int run(const ddp_call *c) {
     conv v;
     roles r = roles_of(c, &v);
     dnn_temp temp[4] = {{NULL, 0}};
-    int st = ddp__pending();
+    int st;
     const dnn_entry *e = entry_of(c, &v);
     if (!e) return ddp__pending();
     void *ptr[4] = {dnn_dense(r.x, DNN_CHANNELS_LAST, &temp[0]), dnn_dense(r.w, DNN_ROWMAJOR, &temp[1]),
