@@ -335,7 +335,9 @@ int shm_wait(ddp_req *r) {
         if (st < 0) return st;
         if (finished(r)) return 0;
         if (tries < c->spin) {
-            _mm_pause();
+            /* Now and then the core is offered: the peer may have been put on this very one. */
+            if (tries % 128 == 127) sched_yield();
+            else _mm_pause();
             continue;
         }
         double now = ddp__now();

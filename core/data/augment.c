@@ -47,8 +47,8 @@ static int take_norm(ddp_augment *a, const ddp_loader_opts *o) {
 }
 
 /* The mean and the factor of channel c. */
-static float norm_mean(const ddp_augment *a, int c) { return a->n_norm ? a->mean[a->n_norm > 1 ? c : 0] : 0; }
 // NOLINTNEXTLINE(clang-analyzer-core.uninitialized.UndefReturn): ddp__augment_init sets as many as n_norm says
+static float norm_mean(const ddp_augment *a, int c) { return a->n_norm ? a->mean[a->n_norm > 1 ? c : 0] : 0; }
 // NOLINTNEXTLINE(clang-analyzer-core.uninitialized.UndefReturn): ddp__augment_init sets as many as n_norm says
 static float norm_inv(const ddp_augment *a, int c) { return a->n_norm ? a->inv[a->n_norm > 1 ? c : 0] : 1; }
 
