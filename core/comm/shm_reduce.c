@@ -3,9 +3,16 @@
 
 #include "shm.h"
 
+/* One loop compiled for several instruction sets, chosen when the library is loaded. All ranks of a host choose alike. */
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("default", "avx2", "avx512f")))
+#else
+#define WIDE
+#endif
+
 /* Two ranks of equal weight in f32, results in both places: the case that training is made of. */
-static void sum2_f32(const float *a, const float *b, float *x, float *y, float scale, int64_t n) {
-#pragma omp simd
+WIDE static void sum2_f32(const float *a, const float *b, float *x, float *y, float scale, int64_t n) {
+#pragma GCC ivdep
     for (int64_t i = 0; i < n; i++) {
         float s = (a[i] + b[i]) * scale;
         x[i] = s;
@@ -29,58 +36,67 @@ static bool all_ones(int n, const double *w) {
 enum { BLOCK = 1024 };
 
 /* f16, bf16, f32 in f32; f64 in f64: a block at a time, in rank order. */
-#define FLOATS(name, T, A, LOAD, STORE)                                                                         \
-    static void name(int reduce, int n_in, const void *const *in, const double *w, int n_out, void *const *out, \
-                     int64_t n) {                                                                               \
-        A scale = (A)scale_of(reduce, n_in, w);                                                                 \
-        for (int64_t at = 0; at < n; at += BLOCK) {                                                             \
-            A acc[BLOCK];                                                                                       \
-            int64_t m = n - at < BLOCK ? n - at : BLOCK;                                                        \
-            bool first = true;                                                                                  \
-            for (int r = 0; r < n_in; r++) {                                                                    \
-                const T *p = (const T *)in[r] + at;                                                             \
-                if (w[r] == 0) continue; /* not even its NaN */                                                 \
-                A f = reduce == DDP_MEAN || reduce == DDP_SUM ? (A)w[r] : 1;                                    \
-                for (int64_t i = 0; i < m; i++) {                                                               \
-                    A v = LOAD(p[i]) * f;                                                                       \
-                    if (first) acc[i] = v;                                                                      \
-                    else if (reduce == DDP_MIN) acc[i] = v < acc[i] || v != v ? v : acc[i];                     \
-                    else if (reduce == DDP_MAX) acc[i] = v > acc[i] || v != v ? v : acc[i];                     \
-                    else acc[i] += v;                                                                           \
-                }                                                                                               \
-                first = false;                                                                                  \
-            }                                                                                                   \
-            if (first) memset(acc, 0, sizeof acc);                                                              \
-            for (int k = 0; k < n_out; k++) {                                                                   \
-                T *q = (T *)out[k] + at;                                                                        \
-                for (int64_t i = 0; i < m; i++) q[i] = STORE(acc[i] * scale);                                   \
-            }                                                                                                   \
-        }                                                                                                       \
+#define FLOATS(name, T, A, LOAD, STORE)                                                                              \
+    WIDE static void name(int reduce, int n_in, const void *const *in, const double *w, int n_out, void *const *out, \
+                          int64_t n) {                                                                               \
+        A scale = (A)scale_of(reduce, n_in, w);                                                                      \
+        for (int64_t at = 0; at < n; at += BLOCK) {                                                                  \
+            A acc[BLOCK];                                                                                            \
+            int64_t m = n - at < BLOCK ? n - at : BLOCK;                                                             \
+            bool first = true;                                                                                       \
+            for (int r = 0; r < n_in; r++) {                                                                         \
+                const T *p = (const T *)in[r] + at;                                                                  \
+                if (w[r] == 0) continue; /* not even its NaN */                                                      \
+                A f = reduce == DDP_MEAN || reduce == DDP_SUM ? (A)w[r] : 1;                                         \
+                for (int64_t i = 0; i < m; i++) {                                                                    \
+                    A v = LOAD(p[i]) * f;                                                                            \
+                    if (first) acc[i] = v;                                                                           \
+                    else if (reduce == DDP_MIN) acc[i] = v < acc[i] || v != v ? v : acc[i];                          \
+                    else if (reduce == DDP_MAX) acc[i] = v > acc[i] || v != v ? v : acc[i];                          \
+                    else acc[i] += v;                                                                                \
+                }                                                                                                    \
+                first = false;                                                                                       \
+            }                                                                                                        \
+            if (first) memset(acc, 0, sizeof acc);                                                                   \
+            for (int k = 0; k < n_out; k++) {                                                                        \
+                T *q = (T *)out[k] + at;                                                                             \
+                for (int64_t i = 0; i < m; i++) q[i] = STORE(acc[i] * scale);                                        \
+            }                                                                                                        \
+        }                                                                                                            \
     }
 #define SAME(x) (x)
+/* ddp__f32_to_bf16 without branches, so that the loop is vectorised. */
+static inline uint16_t to_bf16(float f) {
+    union {
+        float f;
+        uint32_t u;
+    } x = {f};
+    uint32_t quiet = x.u >> 16 | 0x40, nearest = (x.u + 0x7fff + (x.u >> 16 & 1)) >> 16;
+    return (uint16_t)(f != f ? quiet : nearest);
+}
 FLOATS(reduce_f32, float, float, SAME, SAME)
 FLOATS(reduce_f64, double, double, SAME, SAME)
 FLOATS(reduce_f16, uint16_t, float, ddp__f16_to_f32, ddp__f32_to_f16)
-FLOATS(reduce_bf16, uint16_t, float, ddp__bf16_to_f32, ddp__f32_to_bf16)
+FLOATS(reduce_bf16, uint16_t, float, ddp__bf16_to_f32, to_bf16)
 
 /* Integers wrap; bools are or-ed. */
-#define INTS(name, T, U)                                                                                        \
-    static void name(int reduce, int n_in, const void *const *in, const double *w, int n_out, void *const *out, \
-                     int64_t n) {                                                                               \
-        for (int64_t i = 0; i < n; i++) {                                                                       \
-            U acc = 0;                                                                                          \
-            bool first = true;                                                                                  \
-            for (int r = 0; r < n_in; r++) {                                                                    \
-                T v = ((const T *)in[r])[i];                                                                    \
-                if (w[r] == 0) continue;                                                                        \
-                if (first) acc = (U)v;                                                                          \
-                else if (reduce == DDP_MIN) acc = v < (T)acc ? (U)v : acc;                                      \
-                else if (reduce == DDP_MAX) acc = v > (T)acc ? (U)v : acc;                                      \
-                else acc += (U)v;                                                                               \
-                first = false;                                                                                  \
-            }                                                                                                   \
-            for (int k = 0; k < n_out; k++) ((T *)out[k])[i] = (T)acc;                                          \
-        }                                                                                                       \
+#define INTS(name, T, U)                                                                                             \
+    WIDE static void name(int reduce, int n_in, const void *const *in, const double *w, int n_out, void *const *out, \
+                          int64_t n) {                                                                               \
+        for (int64_t i = 0; i < n; i++) {                                                                            \
+            U acc = 0;                                                                                               \
+            bool first = true;                                                                                       \
+            for (int r = 0; r < n_in; r++) {                                                                         \
+                T v = ((const T *)in[r])[i];                                                                         \
+                if (w[r] == 0) continue;                                                                             \
+                if (first) acc = (U)v;                                                                               \
+                else if (reduce == DDP_MIN) acc = v < (T)acc ? (U)v : acc;                                           \
+                else if (reduce == DDP_MAX) acc = v > (T)acc ? (U)v : acc;                                           \
+                else acc += (U)v;                                                                                    \
+                first = false;                                                                                       \
+            }                                                                                                        \
+            for (int k = 0; k < n_out; k++) ((T *)out[k])[i] = (T)acc;                                               \
+        }                                                                                                            \
     }
 INTS(reduce_i64, int64_t, uint64_t)
 INTS(reduce_i32, int32_t, uint32_t)

@@ -11,12 +11,15 @@ const char *ddp__signature_text(const ddp_signature *s, char *text, size_t n) {
     char how[32] = "", name[64] = "";
     if (s->kind == DDP_COLL_ALL_REDUCE || s->kind == DDP_COLL_REDUCE_SCATTER)
         snprintf(how, sizeof how, " %s", s->reduce >= 0 && s->reduce <= DDP_MAX ? reduces[s->reduce] : "?");
-    if (s->kind == DDP_COLL_BROADCAST) snprintf(how, sizeof how, " from rank %d", s->root);
-    if (s->name[0]) snprintf(name, sizeof name, ", %.47s", s->name);
-    if (s->kind == DDP_COLL_BARRIER) snprintf(text, n, "%s%s%.95s", kind, s->where[0] ? ", " : "", s->where);
-    else
-        snprintf(text, n, "%s%s (%s x %lld%s)%s%.95s", kind, how, ddp_dtype_name(s->dtype), (long long)s->count, name,
-                 s->where[0] ? ", " : "", s->where);
+    if (s->kind == DDP_COLL_BROADCAST) snprintf(how, sizeof how, " from %d", s->root);
+    bool own = strncmp(s->name, "bucket ", 7) == 0; /* not the user's word */
+    if (s->name[0]) snprintf(name, sizeof name, own ? ", %.47s" : ", \"%.47s\"", s->name);
+    const char *comma = s->where[0] ? ", " : "";
+    if (s->kind != DDP_COLL_BARRIER)
+        snprintf(text, n, "%s%s (%s x %lld%s%s%.95s)", kind, how, ddp_dtype_name(s->dtype), (long long)s->count, name,
+                 comma, s->where);
+    else if (s->where[0]) snprintf(text, n, "%s (%.95s)", kind, s->where);
+    else snprintf(text, n, "%s", kind);
     return text;
 }
 
