@@ -159,6 +159,7 @@ DDP_API int ddp_dtype_of(const ddp_tensor *t);
 DDP_API int ddp_device_of(const ddp_tensor *t);
 DDP_API uint64_t ddp_id(const ddp_tensor *t);         /* unique in the process, never reused */
 DDP_API uint64_t ddp_storage_id(const ddp_tensor *t); /* the address of its storage: equal for views of one another */
+DDP_API int ddp_storage_handles(const ddp_tensor *t); /* handles and saved tensors on its storage, this one too */
 DDP_API uint64_t ddp_version_of(const ddp_tensor *t); /* writes so far to its storage */
 DDP_API int ddp_is_contiguous(const ddp_tensor *t);   /* row-major in logical order */
 DDP_API int64_t ddp_storage_offset(const ddp_tensor *t);

@@ -203,6 +203,7 @@ int ddp_dtype_of(const ddp_tensor *t) { return t ? (int)t->m.dtype : 0; }
 int ddp_device_of(const ddp_tensor *t) { return t ? t->m.device : 0; }
 uint64_t ddp_id(const ddp_tensor *t) { return t ? t->id : 0; }
 uint64_t ddp_storage_id(const ddp_tensor *t) { return t ? (uint64_t)(uintptr_t)t->storage : 0; }
+int ddp_storage_handles(const ddp_tensor *t) { return t ? atomic_load(&t->storage->refs) : 0; }
 uint64_t ddp_version_of(const ddp_tensor *t) { return t ? atomic_load(&t->storage->version) : 0; }
 int ddp_is_contiguous(const ddp_tensor *t) { return t && ddp__meta_is_rowmajor(&t->m); }
 int64_t ddp_storage_offset(const ddp_tensor *t) { return t ? t->m.offset : 0; }

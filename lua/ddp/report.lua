@@ -70,6 +70,12 @@ local function text(n, opts)
   add("%.1f us/step (median of %d)", n.step_us, n.steps)
   add("  forward %.0f, backward %.0f, optimizer %.0f, waiting for data %.0f, exposed communication %.0f us", n.parts_us.forward, n.parts_us.backward,
     n.parts_us.optimizer, n.parts_us.data, n.parts_us.comm)
+  local marks = {}
+  for name, ms in pairs(n.startup_ms) do if name ~= "end" then marks[#marks + 1] = { name, ms } end end
+  table.sort(marks, function(a, b) return a[2] < b[2] end)
+  marks[#marks + 1] = { "first step done", n.first_step_ms }
+  for i, m in ipairs(marks) do marks[i] = ("%s %.1f"):format(m[1], m[2]) end
+  add("  since the launch: %s ms", table.concat(marks, ", "))
   add("+-----------------------+----------------------+")
   local function row(name, fmt, ...) add("| %-21s | %20s |", name, string.format(fmt, ...)) end
   row("throughput", opts.batch and "%.1f images/s" or "%.0f steps/s", opts.batch and n.images_per_second or (n.step_us > 0 and 1e6 / n.step_us or 0))

@@ -153,7 +153,17 @@ function M.tensor(data, opts)
   return finish(t, opts)
 end
 
-local kept_alive = {} -- owners of blobs, until the blob's storage is gone
+-- Owners of blobs, each with a handle of our own on the blob. Where that handle is the last one left, nothing needs the
+-- owner any more; C can't tell us, so it is asked whenever another blob is made.
+local kept_alive = {}
+local function let_go()
+  local kept = {}
+  for _, entry in ipairs(kept_alive) do
+    if C.ddp_storage_handles(entry.handle) > 1 then kept[#kept + 1] = entry else free(entry.handle) end
+  end
+  kept_alive = kept
+end
+
 -- A tensor over the caller's memory; `owner` is any value kept alive with it.
 function M.from_blob(ptr, shape, opts)
   opts = base.options("from_blob", opts, { "dtype", "strides", "owner", "device" })
@@ -166,7 +176,8 @@ function M.from_blob(ptr, shape, opts)
   end
   local t = own(C.ddp_from_blob(ffi.cast("void *", ptr), n, size, strides, base.dtype(opts.dtype or "f32", "from_blob"),
     base.device(opts.device, "from_blob"), nil, nil))
-  kept_alive[#kept_alive + 1] = { ptr, opts.owner }
+  let_go()
+  kept_alive[#kept_alive + 1] = { handle = own(C.ddp_detach(t)), ptr = ptr, owner = opts.owner }
   return t
 end
 

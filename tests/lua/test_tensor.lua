@@ -130,6 +130,26 @@ t.test("blobs and buffers share or copy bytes", function()
   t.eq(a:tolist(), { { 9, 2 }, { 4, 5 } })
   t.eq(ddp.frombuffer("\1\2\255"):tolist(), { 1, 2, 255 })
 end)
+t.test("a blob's owner lives as long as a view of the blob, and no longer", function()
+  local ffi = require "ffi"
+  local gone = setmetatable({}, { __mode = "v" })
+  local function view()
+    local buf = ffi.new("float[4]", { 1, 2, 3, 4 })
+    gone[1] = buf
+    return ddp.from_blob(buf, { 4 }, { owner = buf }):narrow(1, 3, 2)
+  end
+  local v = view()
+  for _ = 1, 3 do collectgarbage() end
+  ddp.from_blob(ffi.new "float[1]", { 1 })
+  for _ = 1, 3 do collectgarbage() end
+  t.eq(v:tolist(), { 3, 4 })
+  t.ok(gone[1] ~= nil, "the owner went while a view was left")
+  v = nil
+  for _ = 1, 3 do collectgarbage() end
+  ddp.from_blob(ffi.new "float[1]", { 1 })
+  for _ = 1, 3 do collectgarbage() end
+  t.ok(v == nil and gone[1] == nil, "the owner is kept for ever")
+end)
 t.test("i64 keeps its bits and item refuses what a double can't hold", function()
   local a = ddp.full({ 1 }, 2 ^ 53, { dtype = "i64" })
   t.fails(function() return (a + 1):item() end, "does not fit a double")
