@@ -134,10 +134,13 @@ function M.against_value(op, sample, value)
   end
 end
 
--- The same values laid out otherwise: transposed in memory, and as a slice out of a larger tensor.
+-- The same values laid out otherwise: transposed in memory, as a slice out of a larger tensor, and channels-last.
 local function relaid(t, how)
   if not ddp.is_tensor(t) or t:dim() == 0 or t:numel() == 0 then return t end
   local n = t:dim()
+  if how == "channels-last" then
+    return n == 4 and t:permute(1, 3, 4, 2):contiguous():permute(1, 4, 2, 3) or t
+  end
   if how == "transposed" and n >= 2 then return t:transpose(1, n):contiguous():transpose(1, n) end
   local size = t:size()
   size[n] = size[n] * 2 + 1
@@ -149,7 +152,7 @@ end
 
 function M.layouts_agree(op, sample, list)
   local plain = M.run(op, sample, M.inputs(sample, "f32"), list)
-  for _, how in ipairs { "transposed", "sliced" } do
+  for _, how in ipairs { "transposed", "sliced", "channels-last" } do
     local inputs = M.inputs(sample, "f32")
     for i = 1, inputs.n do
       if type(inputs[i]) == "table" then for k, x in ipairs(inputs[i]) do inputs[i][k] = relaid(x, how) end
