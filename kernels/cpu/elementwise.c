@@ -1,161 +1,259 @@
-/* elementwise.c -- f32 loops over elementwise.def: all operands laid out alike, or the second a single number. */
+/* elementwise.c -- f32 and f64 loops over elementwise.def, and the elementwise ops with attributes. map.c brings
+ * operands of any layout side by side. */
 #include <math.h>
 #include <string.h>
 
 #include "cpu.h"
 
 /* The vector functions of libmvec, without -ffast-math: NaN and infinities keep their meaning. */
-#pragma omp declare simd notinbranch
-extern float expf(float);
-#pragma omp declare simd notinbranch
-extern float logf(float);
-#pragma omp declare simd notinbranch
-extern float tanhf(float);
+#define VECTOR_1(name, T) _Pragma("omp declare simd notinbranch") extern T name(T);
+#define VECTOR_2(name, T) _Pragma("omp declare simd notinbranch") extern T name(T, T);
+VECTOR_1(expf, float)
+VECTOR_1(logf, float)
+VECTOR_1(tanhf, float)
+VECTOR_2(powf, float)
+VECTOR_1(exp, double)
+VECTOR_1(log, double)
+VECTOR_1(tanh, double)
+VECTOR_2(pow, double)
 
-static bool dense_f32(const ddp_tensor *t) { return t->m.dtype == DDP_F32 && ddp__meta_is_dense(&t->m); }
+/* ---- loops ---- */
 
-static const char *reject_binary(const ddp_call *c) {
-    const ddp_tensor *y = c->out[0], *a = c->in[0], *b = c->in[1];
-    if (y->m.dtype != DDP_F32 || a->m.dtype != DDP_F32 || b->m.dtype != DDP_F32) return "f32 only";
-    if (!ddp__meta_is_dense(&y->m)) return "the result has gaps";
-    if (!cpu_alike(a, y) && a->numel != 1) return "a is laid out otherwise";
-    if (!cpu_alike(b, y) && b->numel != 1) return "b is laid out otherwise";
-    return NULL;
-}
+#define LOOP_2(name, T, R, expr)                                            \
+    static void name(const void *ctx, char *const *p, int64_t n) {          \
+        (void)ctx;                                                          \
+        R *y = (R *)(void *)p[0];                                           \
+        const T *u = (const T *)(void *)p[1], *v = (const T *)(void *)p[2]; \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {               \
+            const T a = u[i], b = v[i];                                     \
+            y[i] = (R)(expr);                                               \
+        }                                                                   \
+    }
+#define LOOP_1(name, T, R, expr)                                   \
+    static void name(const void *ctx, char *const *p, int64_t n) { \
+        (void)ctx;                                                 \
+        R *y = (R *)(void *)p[0];                                  \
+        const T *u = (const T *)(void *)p[1];                      \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {      \
+            const T x = u[i];                                      \
+            y[i] = (R)(expr);                                      \
+        }                                                          \
+    }
 
-static const char *reject_unary(const ddp_call *c) {
-    if (!dense_f32(c->in[0]) || c->out[0]->m.dtype != DDP_F32) return "dense f32 only";
-    return cpu_alike(c->in[0], c->out[0]) ? NULL : "the result is laid out otherwise";
-}
-
-/* One number on a side is loaded once; y may be a or b. */
-#define LOOP_BINARY(name, expr)                                                                                        \
-    static int run_##name(const ddp_call *c) {                                                                         \
-        int64_t n = c->out[0]->numel;                                                                                  \
-        float *y = cpu_f32(c->out[0]);                                                                                 \
-        const float *p = cpu_f32(c->in[0]), *q = cpu_f32(c->in[1]);                                                    \
-        int threads = cpu_threads(n);                                                                                  \
-        if (c->in[1]->numel == 1 && n != 1) {                                                                          \
-            const float b = *q;                                                                                        \
-            if (c->in[0]->numel == 1) { /* both: a broadcast result of one value */                                    \
-                const float a = *p;                                                                                    \
-                for (int64_t i = 0; i < n; i++) y[i] = (expr);                                                         \
-                return 0;                                                                                              \
-            }                                                                                                          \
-            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)") for (int64_t i =   \
-                                                                                                             0;        \
-                                                                                                         i < n; i++) { \
-                const float a = p[i];                                                                                  \
-                y[i] = (expr);                                                                                         \
-            }                                                                                                          \
-        } else if (c->in[0]->numel == 1 && n != 1) {                                                                   \
-            const float a = *p;                                                                                        \
-            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)") for (int64_t i =   \
-                                                                                                             0;        \
-                                                                                                         i < n; i++) { \
-                const float b = q[i];                                                                                  \
-                y[i] = (expr);                                                                                         \
-            }                                                                                                          \
-        } else {                                                                                                       \
-            _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)") for (int64_t i =   \
-                                                                                                             0;        \
-                                                                                                         i < n; i++) { \
-                const float a = p[i], b = q[i];                                                                        \
-                y[i] = (expr);                                                                                         \
-            }                                                                                                          \
-        }                                                                                                              \
-        return 0;                                                                                                      \
-    }                                                                                                                  \
-    CPU_KERNEL(name, reject_binary, run_##name);
-
-#define LOOP_UNARY(name, expr)                                                                                      \
-    static int run_##name(const ddp_call *c) {                                                                      \
-        int64_t n = c->out[0]->numel;                                                                               \
-        float *y = cpu_f32(c->out[0]);                                                                              \
-        const float *p = cpu_f32(c->in[0]);                                                                         \
-        int threads = cpu_threads(n);                                                                               \
-        _Pragma("omp parallel for simd schedule(static) num_threads(threads) if (threads > 1)") for (int64_t i = 0; \
-                                                                                                     i < n; i++) {  \
-            const float x = p[i];                                                                                   \
-            y[i] = (expr);                                                                                          \
-        }                                                                                                           \
-        return 0;                                                                                                   \
-    }                                                                                                               \
-    CPU_KERNEL(name, reject_unary, run_##name);
-
-/* powf and sign gain nothing here: the reference has them. */
-#define T float
 #define ADD(a, b) ((a) + (b))
 #define SUB(a, b) ((a) - (b))
 #define MUL(a, b) ((a) * (b))
+
+#define T float
+#define POW powf
 #define EXP expf
 #define LOG logf
 #define SQRT sqrtf
 #define TANH tanhf
-#define POW powf
-#define LIST_pow(name, expr)
-#define LIST_sign(name, expr)
-#define LIST_add LOOP_BINARY
-#define LIST_sub LOOP_BINARY
-#define LIST_mul LOOP_BINARY
-#define LIST_maximum LOOP_BINARY
-#define LIST_minimum LOOP_BINARY
-#define LIST_relu_grad LOOP_BINARY
-#define LIST_neg LOOP_UNARY
-#define LIST_abs LOOP_UNARY
-#define LIST_relu LOOP_UNARY
-#define DDP_BINARY(op, expr) LIST_##op(op, expr)
-#define DDP_UNARY(op, expr) LIST_##op(op, expr)
-#define DDP_BINARY_FLOAT(op, expr) LOOP_BINARY(op, expr)
-#define DDP_UNARY_FLOAT(op, expr) LOOP_UNARY(op, expr)
+#define DDP_BINARY(op, expr) LOOP_2(op##_f32, float, float, expr)
+#define DDP_BINARY_FLOAT(op, expr) LOOP_2(op##_f32, float, float, expr)
+#define DDP_COMPARE(op, expr) LOOP_2(op##_f32, float, uint8_t, expr)
+#define DDP_UNARY(op, expr) LOOP_1(op##_f32, float, float, expr)
+#define DDP_UNARY_FLOAT(op, expr) LOOP_1(op##_f32, float, float, expr)
+#include "../elementwise.def"
+#undef T
+#undef POW
+#undef EXP
+#undef LOG
+#undef SQRT
+#undef TANH
+
+#define T double
+#define POW pow
+#define EXP exp
+#define LOG log
+#define SQRT sqrt
+#define TANH tanh
+#define DDP_BINARY(op, expr) LOOP_2(op##_f64, double, double, expr)
+#define DDP_BINARY_FLOAT(op, expr) LOOP_2(op##_f64, double, double, expr)
+#define DDP_COMPARE(op, expr) LOOP_2(op##_f64, double, uint8_t, expr)
+#define DDP_UNARY(op, expr) LOOP_1(op##_f64, double, double, expr)
+#define DDP_UNARY_FLOAT(op, expr) LOOP_1(op##_f64, double, double, expr)
+#include "../elementwise.def"
+#undef T
+
+#define T int64_t
+#define DDP_COMPARE(op, expr) LOOP_2(op##_i64, int64_t, uint8_t, expr)
+#include "../elementwise.def"
+#undef T
+
+/* ---- kernels ---- */
+
+static const char *reject_float(const ddp_call *c) {
+    ddp_dtype d = c->in[0]->m.dtype;
+    return d == DDP_F32 || d == DDP_F64 ? NULL : "f32 and f64 only";
+}
+static const char *reject_compare(const ddp_call *c) { return c->in[0]->m.dtype == DDP_I64 ? NULL : reject_float(c); }
+
+static int run_2(const ddp_call *c, cpu_loop f32, cpu_loop f64, cpu_loop i64) {
+    ddp_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
+    cpu_map(3, t, c->in[0]->m.dtype == DDP_F32 ? f32 : c->in[0]->m.dtype == DDP_F64 ? f64 : i64, NULL);
+    return 0;
+}
+static int run_1(const ddp_call *c, cpu_loop f32, cpu_loop f64) {
+    ddp_tensor *t[2] = {c->out[0], c->in[0]};
+    cpu_map(2, t, c->in[0]->m.dtype == DDP_F32 ? f32 : f64, NULL);
+    return 0;
+}
+
+#define KERNEL_2(op)                                                                      \
+    static int run_##op(const ddp_call *c) { return run_2(c, op##_f32, op##_f64, NULL); } \
+    CPU_KERNEL(op, reject_float, run_##op);
+#define KERNEL_1(op)                                                                \
+    static int run_##op(const ddp_call *c) { return run_1(c, op##_f32, op##_f64); } \
+    CPU_KERNEL(op, reject_float, run_##op);
+#define KERNEL_COMPARE(op)                                                                    \
+    static int run_##op(const ddp_call *c) { return run_2(c, op##_f32, op##_f64, op##_i64); } \
+    CPU_KERNEL(op, reject_compare, run_##op);
+#define DDP_BINARY(op, expr) KERNEL_2(op)
+#define DDP_BINARY_FLOAT(op, expr) KERNEL_2(op)
+#define DDP_COMPARE(op, expr) KERNEL_COMPARE(op)
+#define DDP_UNARY(op, expr) KERNEL_1(op)
+#define DDP_UNARY_FLOAT(op, expr) KERNEL_1(op)
 #include "../elementwise.def"
 
-/* ---- copies and fills --------------------------------------------------------------------------------------------- */
+/* ---- where, clamp ---- */
 
-static void copy_4(void *ctx, char *const *p, const int64_t *s, int64_t n) {
-    (void)ctx;
-    uint32_t *y = (uint32_t *)(void *)p[0];
-    const uint32_t *x = (const uint32_t *)(const void *)p[1];
-    if (s[0] == 1 && s[1] == 1) memcpy(y, x, (size_t)n * 4);
-    else if (s[1] == 0)
-        for (int64_t i = 0; i < n; i++) y[i * s[0]] = *x;
-    else
-        for (int64_t i = 0; i < n; i++) y[i * s[0]] = x[i * s[1]];
-}
-
-static const char *reject_copy(const ddp_call *c) {
-    const ddp_tensor *src = c->in[c->n_in - 1];
-    if (src->m.dtype != c->out[0]->m.dtype || ddp__dtype_bytes[src->m.dtype] != 4)
-        return "4-byte elements of one dtype only";
-    return NULL;
-}
-
-static int run_copy(const ddp_call *c) {
-    ddp_tensor *t[2] = {c->out[0], c->in[c->n_in - 1]};
-    if (cpu_alike(t[0], t[1]) && ddp__meta_is_dense(&t[0]->m)) {
-        memcpy(ddp__ptr(t[0]), ddp__ptr(t[1]), (size_t)t[0]->numel * 4);
-        return 0;
+#define LOOP_WHERE(name, T)                                                 \
+    static void name(const void *ctx, char *const *p, int64_t n) {          \
+        (void)ctx;                                                          \
+        T *y = (T *)(void *)p[0];                                           \
+        const uint8_t *c = (const uint8_t *)p[1];                           \
+        const T *u = (const T *)(void *)p[2], *v = (const T *)(void *)p[3]; \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {               \
+            const T a = u[i], b = v[i];                                     \
+            y[i] = c[i] ? a : b;                                            \
+        }                                                                   \
     }
-    ddp_iter it;
-    ddp__iter_init(&it, 2, t);
-    ddp__iter_run(&it, copy_4, NULL);
-    return 0;
-}
-CPU_KERNEL(clone, reject_copy, run_copy);
-CPU_KERNEL(copy_, reject_copy, run_copy);
+LOOP_WHERE(where_1, uint8_t)
+LOOP_WHERE(where_2, uint16_t)
+LOOP_WHERE(where_4, uint32_t)
+LOOP_WHERE(where_8, uint64_t)
 
-static const char *reject_fill(const ddp_call *c) { return dense_f32(c->out[0]) ? NULL : "dense f32 only"; }
-static void fill(ddp_tensor *t, float v) {
-    float *y = cpu_f32(t);
-    for (int64_t i = 0; i < t->numel; i++) y[i] = v;
-}
-static int run_fill_(const ddp_call *c) {
-    fill(c->out[0], (float)((const ddp_fill__attrs *)c->attrs)->value);
+static int run_where(const ddp_call *c) {
+    ddp_tensor *t[4] = {c->out[0], c->in[0], c->in[1], c->in[2]};
+    int bytes = ddp__dtype_bytes[c->out[0]->m.dtype];
+    cpu_map(4, t, bytes == 4 ? where_4 : bytes == 8 ? where_8 : bytes == 2 ? where_2 : where_1, NULL);
     return 0;
 }
-CPU_KERNEL(fill_, reject_fill, run_fill_);
-static int run_full(const ddp_call *c) {
-    fill(c->out[0], (float)((const ddp_full_attrs *)c->attrs)->value);
+CPU_KERNEL(where, NULL, run_where);
+
+#define LOOP_CLAMP(name, T)                                        \
+    static void name(const void *ctx, char *const *p, int64_t n) { \
+        const ddp_clamp_attrs *a = ctx;                            \
+        const T lo = (T)a->min, hi = (T)a->max;                    \
+        T *y = (T *)(void *)p[0];                                  \
+        const T *u = (const T *)(void *)p[1];                      \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) {      \
+            const T x = u[i];                                      \
+            y[i] = x < lo ? lo : x > hi ? hi : x;                  \
+        }                                                          \
+    }
+LOOP_CLAMP(clamp_f32, float)
+LOOP_CLAMP(clamp_f64, double)
+
+static int run_clamp(const ddp_call *c) {
+    ddp_tensor *t[2] = {c->out[0], c->in[0]};
+    cpu_map(2, t, c->in[0]->m.dtype == DDP_F32 ? clamp_f32 : clamp_f64, c->attrs);
     return 0;
 }
-CPU_KERNEL(full, reject_fill, run_full);
+CPU_KERNEL(clamp, reject_float, run_clamp);
+
+/* ---- casts ---- */
+
+/* As ddp__store: what is out of range saturates, NaN is 0. */
+static inline int64_t to_i64(double v) {
+    if (!(v > -9223372036854775808.0)) return v == v ? INT64_MIN : 0;
+    return v >= 9223372036854775808.0 ? INT64_MAX : (int64_t)v;
+}
+static inline uint16_t to_bf16(float f) { /* rounded to nearest even */
+    union {
+        float f;
+        uint32_t u;
+    } x = {f};
+    bool nan = (x.u & 0x7fffffff) > 0x7f800000u;
+    return (uint16_t)(nan ? (x.u >> 16) | 0x40 : (x.u + 0x7fff + ((x.u >> 16) & 1)) >> 16);
+}
+
+LOOP_1(f32_f64, float, double, x)
+LOOP_1(f32_bf16, float, uint16_t, to_bf16(x))
+LOOP_1(f32_i64, float, int64_t, to_i64(x))
+LOOP_1(f32_i32, float, int32_t, to_i64(x))
+LOOP_1(f32_u8, float, uint8_t, to_i64(x))
+LOOP_1(f32_bool, float, uint8_t, x != 0)
+LOOP_1(f64_f32, double, float, x)
+LOOP_1(f64_i64, double, int64_t, to_i64(x))
+LOOP_1(f64_i32, double, int32_t, to_i64(x))
+LOOP_1(f64_bool, double, uint8_t, x != 0)
+LOOP_1(bf16_f32, uint16_t, float, ddp__bf16_to_f32(x))
+LOOP_1(i64_f32, int64_t, float, (double)x)
+LOOP_1(i64_f64, int64_t, double, x)
+LOOP_1(i64_i32, int64_t, int32_t, x)
+LOOP_1(i64_bool, int64_t, uint8_t, x != 0)
+LOOP_1(i32_f32, int32_t, float, (double)x)
+LOOP_1(i32_f64, int32_t, double, x)
+LOOP_1(i32_i64, int32_t, int64_t, x)
+LOOP_1(u8_f32, uint8_t, float, x)
+LOOP_1(u8_f64, uint8_t, double, x)
+LOOP_1(u8_i64, uint8_t, int64_t, x)
+
+static const cpu_loop casts[DDP_DTYPES][DDP_DTYPES] = {
+    [DDP_F32] = {[DDP_F64] = f32_f64,
+                 [DDP_BF16] = f32_bf16,
+                 [DDP_I64] = f32_i64,
+                 [DDP_I32] = f32_i32,
+                 [DDP_U8] = f32_u8,
+                 [DDP_BOOL] = f32_bool},
+    [DDP_F64] = {[DDP_F32] = f64_f32, [DDP_I64] = f64_i64, [DDP_I32] = f64_i32, [DDP_BOOL] = f64_bool},
+    [DDP_BF16] = {[DDP_F32] = bf16_f32},
+    [DDP_I64] = {[DDP_F32] = i64_f32, [DDP_F64] = i64_f64, [DDP_I32] = i64_i32, [DDP_BOOL] = i64_bool},
+    [DDP_I32] = {[DDP_F32] = i32_f32, [DDP_F64] = i32_f64, [DDP_I64] = i32_i64},
+    [DDP_U8] = {[DDP_F32] = u8_f32, [DDP_F64] = u8_f64, [DDP_I64] = u8_i64},
+    [DDP_BOOL] = {[DDP_F32] = u8_f32, [DDP_F64] = u8_f64, [DDP_I64] = u8_i64},
+};
+
+static const char *reject_cast(const ddp_call *c) {
+    ddp_dtype to = c->out[0]->m.dtype, from = c->in[c->n_in - 1]->m.dtype;
+    return to == from || casts[from][to] ? NULL : "no loop for this pair of dtypes";
+}
+static int run_cast(const ddp_call *c) {
+    ddp_tensor *t[2] = {c->out[0], c->in[c->n_in - 1]};
+    cpu_loop loop = casts[t[1]->m.dtype][t[0]->m.dtype];
+    if (loop) cpu_map(2, t, loop, NULL);
+    else cpu_copy(t[0], t[1]);
+    return 0;
+}
+CPU_KERNEL(cast, reject_cast, run_cast);
+CPU_KERNEL(clone, reject_cast, run_cast);
+CPU_KERNEL(copy_, reject_cast, run_cast);
+
+/* ---- fills ---- */
+
+#define LOOP_FILL(name, T)                                            \
+    static void name(const void *ctx, char *const *p, int64_t n) {    \
+        T *y = (T *)(void *)p[0];                                     \
+        T v;                                                          \
+        memcpy(&v, ctx, sizeof v);                                    \
+        _Pragma("omp simd") for (int64_t i = 0; i < n; i++) y[i] = v; \
+    }
+LOOP_FILL(fill_1, uint8_t)
+LOOP_FILL(fill_2, uint16_t)
+LOOP_FILL(fill_4, uint32_t)
+LOOP_FILL(fill_8, uint64_t)
+
+static int fill(ddp_tensor *t, double value) {
+    uint64_t bits = 0;
+    int bytes = ddp__dtype_bytes[t->m.dtype];
+    ddp__store(t->m.dtype, &bits, 0, value);
+    cpu_map(1, &t, bytes == 4 ? fill_4 : bytes == 8 ? fill_8 : bytes == 2 ? fill_2 : fill_1, &bits);
+    return 0;
+}
+static int run_fill_(const ddp_call *c) { return fill(c->out[0], ((const ddp_fill__attrs *)c->attrs)->value); }
+CPU_KERNEL(fill_, NULL, run_fill_);
+static int run_full(const ddp_call *c) { return fill(c->out[0], ((const ddp_full_attrs *)c->attrs)->value); }
+CPU_KERNEL(full, NULL, run_full);

@@ -1,6 +1,7 @@
 /* loss.c -- cross-entropy of row-major f32 logits [N, C]. */
 #include <math.h>
 
+#include "../../core/mem/mem.h"
 #include "cpu.h"
 
 static const char *reject(const ddp_call *c) {
@@ -13,11 +14,9 @@ static const char *reject(const ddp_call *c) {
 static const int64_t *labels_of(const ddp_tensor *t) { return (const int64_t *)(const void *)ddp__ptr(t); }
 
 /* log of the sum of e^x over a row. */
-static float log_sum(const float *x, int64_t n) {
-    float top = -INFINITY, sum = 0;
-    for (int64_t k = 0; k < n; k++) top = x[k] > top || x[k] != x[k] ? x[k] : top;
-    for (int64_t k = 0; k < n; k++) sum += expf(x[k] - top);
-    return top + logf(sum);
+static double log_sum(const float *x, int64_t n) {
+    float top = cpu_row_max(x, n);
+    return (double)top + log(cpu_row_exp(x, top, NULL, n));
 }
 
 static int64_t count_kept(const int64_t *label, int64_t n, int64_t ignore) {
@@ -26,42 +25,83 @@ static int64_t count_kept(const int64_t *label, int64_t n, int64_t ignore) {
     return kept;
 }
 
-static int run_cross_entropy(const ddp_call *c) {
+/* A fixed number of rows at a time, so that the total does not depend on the threads. */
+enum { ROWS = 64 };
+
+/* The loss of rows [lo, hi); each goes into y where it is given. */
+static double row_losses(const ddp_call *c, int64_t lo, int64_t hi, float *y) {
     const ddp_cross_entropy_attrs *a = c->attrs;
-    const float *x = cpu_f32(c->in[0]);
-    const int64_t *label = labels_of(c->in[1]);
-    int64_t N = c->in[0]->m.size[0], C = c->in[0]->m.size[1];
-    float *y = cpu_f32(c->out[0]);
+    const int64_t *label = labels_of(c->in[1]), C = c->in[0]->m.size[1];
     double total = 0, s = a->label_smoothing;
-    for (int64_t i = 0; i < N; i++, x += C) {
-        double loss = 0, all = 0;
+    for (int64_t i = lo; i < hi; i++) {
+        const float *x = cpu_f32(c->in[0]) + i * C;
+        double loss = 0;
         if (label[i] != a->ignore_index) {
-            float lse = log_sum(x, C);
+            double lse = log_sum(x, C), all = 0;
             for (int64_t k = 0; s > 0 && k < C; k++) all += lse - x[k];
             loss = (1 - s) * (lse - x[label[i]]) + (s > 0 ? s * all / (double)C : 0);
         }
-        if (a->reduction == 0) y[i] = (float)loss;
+        if (y) y[i] = (float)loss;
         total += loss;
     }
-    if (a->reduction != 0)
-        *y = (float)(a->reduction == 1 ? total / (double)count_kept(label, N, a->ignore_index) : total);
+    return total;
+}
+
+/* Groups [lo, hi) of ROWS rows; their sums go into part. */
+typedef struct losses {
+    const ddp_call *c;
+    float *y;
+    double *part;
+} losses;
+
+static void group_losses(const void *ctx, int64_t lo, int64_t hi) {
+    const losses *l = ctx;
+    int64_t N = l->c->in[0]->m.size[0];
+    for (int64_t g = lo; g < hi; g++)
+        l->part[g] = row_losses(l->c, g * ROWS, (g + 1) * ROWS < N ? (g + 1) * ROWS : N, l->y);
+}
+
+static int run_cross_entropy(const ddp_call *c) {
+    const ddp_cross_entropy_attrs *a = c->attrs;
+    int64_t N = c->in[0]->m.size[0], groups = (N + ROWS - 1) / ROWS;
+    float *y = cpu_f32(c->out[0]);
+    double few[64], total = 0;
+    size_t bytes = (size_t)groups * sizeof(double);
+    losses l = {c, a->reduction == 0 ? y : NULL, groups <= 64 ? few : ddp__mem_alloc(bytes)};
+    if (!l.part) return ddp__pending();
+    if (groups) cpu_share(groups, c->in[0]->numel, group_losses, &l);
+    for (int64_t g = 0; g < groups; g++) total += l.part[g];
+    if (l.part != few) ddp__mem_free(l.part, bytes);
+    if (a->reduction == 1) total /= (double)count_kept(labels_of(c->in[1]), N, a->ignore_index);
+    if (a->reduction != 0) *y = (float)total;
     return 0;
 }
 CPU_KERNEL(cross_entropy, reject, run_cross_entropy);
 
-static int run_cross_entropy_grad(const ddp_call *c) {
+static void grad_rows(const void *ctx, int64_t lo, int64_t hi) {
+    const ddp_call *c = ctx;
     const ddp_cross_entropy_grad_attrs *a = c->attrs;
     const float *g = cpu_f32(c->in[0]), *x = cpu_f32(c->in[1]);
     const int64_t *label = labels_of(c->in[2]), N = c->in[1]->m.size[0], C = c->in[1]->m.size[1],
                   step = a->reduction == 0 ? c->in[0]->m.stride[0] : 0;
-    float *d = cpu_f32(c->out[0]), s = (float)a->label_smoothing,
-          scale = a->reduction == 1 ? (float)(1 / (double)count_kept(label, N, a->ignore_index)) : 1;
-    for (int64_t i = 0; i < N; i++, x += C, d += C) {
-        bool kept = label[i] != a->ignore_index;
-        float lse = kept ? log_sum(x, C) : 0, f = kept ? scale * g[i * step] : 0;
-        for (int64_t k = 0; k < C; k++) d[k] = kept ? f * (expf(x[k] - lse) - s / (float)C) : 0;
-        if (kept) d[label[i]] -= f * (1 - s);
+    const float s = (float)a->label_smoothing, spread = s / (float)C;
+    const double scale = a->reduction == 1 ? 1 / (double)count_kept(label, N, a->ignore_index) : 1;
+    for (int64_t i = lo; i < hi; i++) {
+        float *d = cpu_f32(c->out[0]) + i * C;
+        if (label[i] == a->ignore_index) {
+            for (int64_t k = 0; k < C; k++) d[k] = 0;
+            continue;
+        }
+        float f = (float)(scale * g[i * step]);
+        float part = (float)(1 / cpu_row_exp(x + i * C, cpu_row_max(x + i * C, C), d, C));
+#pragma omp simd
+        for (int64_t k = 0; k < C; k++) d[k] = f * (d[k] * part - spread);
+        d[label[i]] -= f * (1 - s);
     }
+}
+
+static int run_cross_entropy_grad(const ddp_call *c) {
+    if (c->in[1]->numel) cpu_share(c->in[1]->m.size[0], c->in[1]->numel, grad_rows, c);
     return 0;
 }
 CPU_KERNEL(cross_entropy_grad, reject, run_cross_entropy_grad);

@@ -1,13 +1,14 @@
-/* norm.c -- batch normalisation of f32 rows of channels ([N, C], or 4-D channels-last): one pass over memory for the sums,
- * one for the result, forward and backward. Sums are taken about the first row, in f32 over short blocks of rows and in
- * double over those, so that a large mean costs no digits. Rows are cut into a fixed number of parts, whatever the threads. */
+/* norm.c -- batch normalisation of f32 rows of channels ([N, C], or 4-D channels-last): one pass over memory for the
+ * sums, one for the result, forward and backward. Sums are taken about the first row, in f32 over short blocks of
+ * rows and in double over those, so that a large mean costs no digits. Rows are cut into a fixed number of parts,
+ * whatever the threads. */
 #include <math.h>
 #include <string.h>
 
 #include "../../core/mem/mem.h"
 #include "cpu.h"
 
-enum { PARTS = 16, BLOCK = 32 };
+enum { PARTS = 16, BLOCK = 64, SPAN = 64, NEAR = 8192 };
 
 static int64_t channels_of(const ddp_tensor *x) { return x->m.size[1]; }
 
@@ -32,60 +33,154 @@ static const char *reject_batch_norm_grad(const ddp_call *c) {
     return reject_rows(c->in[1]);
 }
 
-/* Adds rows [lo, hi) of two products a channel to s1, s2 [C]:  s1 += u, s2 += u*v with
- * forward:  u = v = x - m;   backward:  u = g, v = x - m. blocks: 2C floats of scratch. */
+/* ---- sums ---- */
+
+/* Few channels are seen as more, several rows side by side, so that loops over channels are long. */
+static int64_t fold_of(int64_t C, int64_t rows) {
+    int64_t f = C >= SPAN ? 1 : SPAN / C;
+    return f < rows ? f : 1;
+}
+
+/* Over rows [lo, hi) of C floats from channel k on, V vectors wide:
+ * forward  s1 += x - m, s2 += (x - m)^2;   backward (g given)  s1 += g, s2 += g (x - m). */
+#define VEC(p) (*(const cpu_vec *)(const void *)(p))
+static inline __attribute__((always_inline)) void span(const float *g, const float *x, const float *m, int64_t C,
+                                                       int64_t lo, int64_t hi, int V, float *s1, float *s2) {
+    cpu_vec a[4], b[4], mean[4];
+    for (int v = 0; v < V; v++) {
+        a[v] = b[v] = (cpu_vec){0};
+        mean[v] = VEC(m + v * CPU_W);
+    }
+    for (int64_t r = lo; r < hi; r++)
+        for (int v = 0; v < V; v++) {
+            cpu_vec d = VEC(x + r * C + v * CPU_W) - mean[v];
+            cpu_vec u = g ? VEC(g + r * C + v * CPU_W) : d;
+            a[v] += u;
+            b[v] += u * d;
+        }
+    for (int v = 0; v < V; v++) {
+        *(cpu_vec *)(void *)(s1 + v * CPU_W) = a[v];
+        *(cpu_vec *)(void *)(s2 + v * CPU_W) = b[v];
+    }
+}
+
+/* s1[0..C), s2[0..C) of rows [lo, hi). */
+static void block_sums(const float *g, const float *x, const float *m, int64_t C, int64_t lo, int64_t hi, float *s1,
+                       float *s2) {
+    int64_t k = 0;
+    if (g) {
+        for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) span(g + k, x + k, m + k, C, lo, hi, 4, s1 + k, s2 + k);
+        for (; k + CPU_W <= C; k += CPU_W) span(g + k, x + k, m + k, C, lo, hi, 1, s1 + k, s2 + k);
+    } else {
+        for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) span(NULL, x + k, m + k, C, lo, hi, 4, s1 + k, s2 + k);
+        for (; k + CPU_W <= C; k += CPU_W) span(NULL, x + k, m + k, C, lo, hi, 1, s1 + k, s2 + k);
+    }
+    for (; k < C; k++) {
+        float a = 0, b = 0;
+        for (int64_t r = lo; r < hi; r++) {
+            float d = x[r * C + k] - m[k], u = g ? g[r * C + k] : d;
+            a += u;
+            b += u * d;
+        }
+        s1[k] = a;
+        s2[k] = b;
+    }
+}
+
+/* Rows [lo, hi) in blocks that stay near: s1, s2 [C] +=. block: 2C floats. */
 static void sums(const float *g, const float *x, const float *m, int64_t C, int64_t lo, int64_t hi, double *s1,
                  double *s2, float *block) {
-    float *b1 = block, *b2 = block + C;
-    for (int64_t at = lo; at < hi; at += BLOCK) {
-        int64_t end = at + BLOCK < hi ? at + BLOCK : hi;
-        memset(block, 0, 2 * (size_t)C * sizeof *block);
-        for (int64_t r = at; r < end; r++) {
-            const float *xr = x + r * C, *gr = g ? g + r * C : NULL;
-            if (gr) {
+    int64_t rows = NEAR / C < 8 ? 8 : NEAR / C > BLOCK ? BLOCK : NEAR / C;
+    for (int64_t at = lo; at < hi; at += rows) {
+        block_sums(g, x, m, C, at, at + rows < hi ? at + rows : hi, block, block + C);
 #pragma omp simd
-                for (int64_t k = 0; k < C; k++) {
-                    b1[k] += gr[k];
-                    b2[k] += gr[k] * (xr[k] - m[k]);
-                }
-            } else {
-#pragma omp simd
-                for (int64_t k = 0; k < C; k++) {
-                    float d = xr[k] - m[k];
-                    b1[k] += d;
-                    b2[k] += d * d;
-                }
-            }
-        }
         for (int64_t k = 0; k < C; k++) {
-            s1[k] += b1[k];
-            s2[k] += b2[k];
+            s1[k] += block[k];
+            s2[k] += block[C + k];
         }
     }
 }
 
+/* to[0..fold * C) = from[0..C) again and again. */
+static void tiled(const float *from, int64_t C, int64_t fold, float *to) {
+    for (int64_t f = 0; f < fold; f++) memcpy(to + f * C, from, (size_t)C * sizeof *to);
+}
+
 /* All rows: totals into total[0..2C). A status. */
 static int total_sums(const float *g, const float *x, const float *m, int64_t C, int64_t rows, double *total) {
-    size_t doubles = 2 * (size_t)C * PARTS * sizeof(double), floats = 2 * (size_t)C * PARTS * sizeof(float);
-    char *scratch = ddp__mem_alloc(doubles + floats);
-    int threads = cpu_threads(rows * C);
-    int64_t step = (rows + PARTS - 1) / PARTS;
-    if (!scratch) return ddp__pending();
-    double *part = (double *)(void *)scratch;
-    float *block = (float *)(void *)(scratch + doubles);
-    memset(part, 0, doubles);
+    int64_t fold = fold_of(C, rows), W = fold * C, tall = rows / fold; /* tall rows of W, and rest rows of C */
+    int parts = rows * C < 65536 ? 1 : PARTS, threads = cpu_threads(rows * C);
+    size_t doubles = 2 * (size_t)W * (size_t)parts, floats = 2 * (size_t)W * (size_t)parts + (size_t)W;
+    size_t bytes = doubles * sizeof(double) + floats * sizeof(float);
+    double *part = ddp__mem_alloc(bytes);
+    if (!part) return ddp__pending();
+    float *block = (float *)(void *)(part + doubles), *mean = block + floats - W;
+    memset(part, 0, doubles * sizeof *part);
+    tiled(m, C, fold, mean);
+    if (parts == 1) sums(g, x, mean, W, 0, tall, part, part + W, block);
+    else {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int p = 0; p < PARTS; p++) {
-        int64_t lo = p * step, hi = lo + step < rows ? lo + step : rows;
-        if (lo < hi) sums(g, x, m, C, lo, hi, part + 2 * C * p, part + 2 * C * p + C, block + 2 * C * p);
+        for (int p = 0; p < PARTS; p++)
+            sums(g, x, mean, W, tall * p / PARTS, tall * (p + 1) / PARTS, part + 2 * W * p, part + 2 * W * p + W,
+                 block + 2 * W * p);
     }
-    for (int64_t k = 0; k < 2 * C; k++) {
-        total[k] = 0;
-        for (int p = 0; p < PARTS; p++) total[k] += part[2 * C * p + k];
+    int64_t done = tall * fold * C;
+    if (tall * fold < rows) sums(g ? g + done : NULL, x + done, m, C, 0, rows - tall * fold, part, part + W, block);
+    memset(total, 0, 2 * (size_t)C * sizeof *total);
+    for (int64_t s = 0; s < 2 * parts * fold; s++) { /* s counts runs of C */
+        double *to = total + (s / fold % 2 ? C : 0);
+        for (int64_t k = 0; k < C; k++) to[k] += part[s * C + k];
     }
-    ddp__mem_free(scratch, doubles + floats);
+    ddp__mem_free(part, bytes);
     return 0;
 }
+
+/* ---- the second pass: y = (x - mean) scale + shift, or with g: p g + (x - mean) q + s ---- */
+
+typedef struct affine {
+    const float *g, *x;
+    float *y;
+    const float *mean, *p, *q, *s; /* [C] */
+} affine;
+
+static void affine_rows(const affine *f, int64_t C, int64_t lo, int64_t hi) {
+    const float *mean = f->mean, *p = f->p, *q = f->q, *s = f->s;
+    for (int64_t r = lo; r < hi; r++) {
+        const float *x = f->x + r * C, *g = f->g ? f->g + r * C : NULL;
+        float *y = f->y + r * C;
+        if (g) {
+#pragma omp simd
+            for (int64_t k = 0; k < C; k++) y[k] = g[k] * p[k] + (x[k] - mean[k]) * q[k] + s[k];
+        } else {
+#pragma omp simd
+            for (int64_t k = 0; k < C; k++) y[k] = (x[k] - mean[k]) * q[k] + s[k];
+        }
+    }
+}
+
+static int affine_pass(affine f, int64_t C, int64_t rows) {
+    int64_t fold = fold_of(C, rows), W = fold * C, tall = rows / fold;
+    int threads = cpu_threads(rows * C);
+    float wide[4][2 * SPAN]; /* W < 2 * SPAN where rows are folded */
+    affine narrow = f;
+    if (fold > 1) {
+        const float **v[4] = {&f.mean, &f.p, &f.q, &f.s};
+        for (int i = 0; i < 4; i++) {
+            if (!*v[i]) continue;
+            tiled(*v[i], C, fold, wide[i]);
+            *v[i] = wide[i];
+        }
+    }
+    if (threads <= 1) affine_rows(&f, W, 0, tall);
+    else {
+#pragma omp parallel for schedule(static) num_threads(threads)
+        for (int p = 0; p < PARTS; p++) affine_rows(&f, W, tall * p / PARTS, tall * (p + 1) / PARTS);
+    }
+    affine_rows(&narrow, C, tall * fold, rows);
+    return 0;
+}
+
+/* ---- kernels ---- */
 
 /* Batch mean and variance, and the running ones moved towards them. */
 static int batch_statistics(const ddp_call *c, int64_t rows, double *total, float *mean, double *var) {
@@ -118,26 +213,20 @@ static int run_batch_norm(const ddp_call *c) {
     float *mean = cpu_f32(c->out[1]), *rstd = cpu_f32(c->out[2]), *y = cpu_f32(c->out[0]);
     const float *x = cpu_f32(c->in[0]), *w = c->in[1] ? cpu_f32(c->in[1]) : NULL,
                 *b = c->in[2] ? cpu_f32(c->in[2]) : NULL;
-    int st = 0, threads = cpu_threads(rows * C);
+    int st = 0;
     if (a->training || !c->in[3]) st = batch_statistics(c, rows, total, mean, var);
     else
         for (int64_t k = 0; k < C; k++) {
             mean[k] = cpu_f32(c->in[3])[k];
             var[k] = cpu_f32(c->in[4])[k];
         }
-    for (int64_t k = 0; k < C; k++) {
+    for (int64_t k = 0; st == 0 && k < C; k++) {
         double r = 1 / sqrt(var[k] + a->eps);
         rstd[k] = (float)r;
         scale[k] = (float)(w ? r * w[k] : r);
         shift[k] = b ? b[k] : 0;
     }
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *xr = x + r * C;
-        float *yr = y + r * C;
-#pragma omp simd
-        for (int64_t k = 0; k < C; k++) yr[k] = (xr[k] - mean[k]) * scale[k] + shift[k];
-    }
+    if (st == 0) st = affine_pass((affine){NULL, x, y, mean, NULL, scale, shift}, C, rows);
     ddp__mem_free(scratch, bytes);
     return st;
 }
@@ -155,7 +244,7 @@ static int run_batch_norm_grad(const ddp_call *c) {
     const float *g = cpu_f32(c->in[0]), *x = cpu_f32(c->in[1]), *w = c->in[2] ? cpu_f32(c->in[2]) : NULL;
     const float *mean = cpu_f32(c->in[3]), *rstd = cpu_f32(c->in[4]);
     float *dx = cpu_f32(c->out[0]), *dw = cpu_f32(c->out[1]), *db = cpu_f32(c->out[2]);
-    int st = total_sums(g, x, mean, C, rows, total), threads = cpu_threads(rows * C);
+    int st = total_sums(g, x, mean, C, rows, total);
     for (int64_t k = 0; st == 0 && k < C; k++) {
         double scale = rstd[k] * (w ? w[k] : 1.0), gx = total[C + k] * rstd[k];
         dw[k] = (float)gx;
@@ -164,13 +253,7 @@ static int run_batch_norm_grad(const ddp_call *c) {
         q[k] = training ? (float)(-scale * rstd[k] * gx / (double)rows) : 0;
         s[k] = training ? (float)(-scale * total[k] / (double)rows) : 0;
     }
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *gr = g + r * C, *xr = x + r * C;
-        float *dr = dx + r * C;
-#pragma omp simd
-        for (int64_t k = 0; k < C; k++) dr[k] = gr[k] * p[k] + (xr[k] - mean[k]) * q[k] + s[k];
-    }
+    if (st == 0) st = affine_pass((affine){g, x, dx, mean, p, q, s}, C, rows);
     ddp__mem_free(scratch, bytes);
     return st;
 }

@@ -1,0 +1,270 @@
+/* map.c -- one elementwise loop over operands of any layout: as they lie where all lie alike, else with what is
+ * broadcast or strided laid side by side in small buffers first. */
+#include <string.h>
+
+#include "cpu.h"
+
+void cpu_share(int64_t n, int64_t work, cpu_body body, const void *ctx) {
+    int threads = cpu_threads(work);
+    if (threads <= 1) { /* a parallel region of one thread would cost more than many a call */
+        body(ctx, 0, n);
+        return;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        int t = omp_get_thread_num(), all = omp_get_num_threads();
+        if (n * t / all < n * (t + 1) / all) body(ctx, n * t / all, n * (t + 1) / all);
+    }
+}
+
+/* ---- operands in one run: each walks along, or repeats with a period ---- */
+
+typedef struct flat {
+    int k;
+    char *p[CPU_MAP_MAX];
+    int bytes[CPU_MAP_MAX];
+    bool repeats[CPU_MAP_MAX];
+    bool any_repeats;
+    int64_t period, n;
+    cpu_loop loop;
+    const void *ctx;
+} flat;
+
+/* to[0..n) = from[0..period) again and again. */
+static void repeat(char *to, const char *from, int bytes, int64_t period, int64_t n) {
+    size_t want = (size_t)n * (size_t)bytes, have = (size_t)period * (size_t)bytes;
+    if (have > want) have = want;
+    memcpy(to, from, have);
+    for (; have < want; have *= 2) memcpy(to + have, to, have < want - have ? have : want - have);
+}
+
+static void flat_range(const flat *f, int64_t lo, int64_t hi, int64_t chunk) {
+    char buffer[CPU_MAP_MAX][CPU_CHUNK * 8] __attribute__((aligned(64)));
+    char *p[CPU_MAP_MAX];
+    for (int i = 0; i < f->k; i++) {
+        p[i] = f->p[i] + lo * f->bytes[i];
+        if (!f->repeats[i]) continue;
+        repeat(buffer[i], f->p[i], f->bytes[i], f->period, hi - lo < chunk ? hi - lo : chunk);
+        p[i] = buffer[i];
+    }
+    if (!f->any_repeats) { /* chunks are whole vectors: seen at once they give the same */
+        f->loop(f->ctx, p, hi - lo);
+        return;
+    }
+    for (int64_t at = lo; at < hi; at += chunk) {
+        f->loop(f->ctx, p, hi - at < chunk ? hi - at : chunk);
+        for (int i = 0; i < f->k; i++)
+            if (!f->repeats[i]) p[i] += chunk * f->bytes[i];
+    }
+}
+
+/* Chunks [lo, hi). */
+static void flat_chunks(const void *ctx, int64_t lo, int64_t hi) {
+    const flat *f = ctx;
+    int64_t chunk = CPU_CHUNK / f->period * f->period;
+    flat_range(f, lo * chunk, hi * chunk < f->n ? hi * chunk : f->n, chunk);
+}
+
+static void flat_run(const flat *f) {
+    int64_t chunk = CPU_CHUNK / f->period * f->period;
+    if (!f->any_repeats && f->n < 65536) f->loop(f->ctx, f->p, f->n);
+    else cpu_share((f->n + chunk - 1) / chunk, f->n, flat_chunks, f);
+}
+
+/* All alike and dense, or single numbers: found without a walk over dims. */
+static bool flat_fast(flat *f, ddp_tensor *const *t) {
+    f->any_repeats = false;
+    f->period = 1;
+    if (!cpu_dense(t[0])) return false;
+    for (int i = 0; i < f->k; i++) {
+        f->repeats[i] = i > 0 && t[i]->numel == 1 && f->n != 1;
+        f->any_repeats |= f->repeats[i];
+        if (i > 0 && f->n != 1 && !f->repeats[i] && !cpu_alike(t[i], t[0])) return false;
+        f->p[i] = ddp__ptr(t[i]);
+        f->bytes[i] = ddp__dtype_bytes[t[i]->m.dtype];
+    }
+    return true;
+}
+
+/* The same from merged dims: rows of t[0] in one run, the others walking along or the same for each row. */
+static bool flat_rows(flat *f, const ddp_iter *it) {
+    if (it->ndim == 0 || it->ndim > 2 || it->stride[0][0] != 1) return false;
+    f->any_repeats = false;
+    f->period = it->ndim == 2 ? it->size[0] : 1;
+    if (f->period > CPU_CHUNK / 2 || (it->ndim == 2 && it->stride[0][1] != f->period)) return false;
+    for (int i = 0; i < f->k; i++) {
+        int64_t s = it->stride[i][0], row = it->ndim == 2 ? it->stride[i][1] : 0;
+        bool walks = s == 1 && (it->ndim == 1 || row == f->period);
+        f->repeats[i] = !walks;
+        f->any_repeats |= !walks;
+        if (!walks && (row != 0 || s != (it->ndim == 2))) return false;
+        f->p[i] = it->ptr[i];
+        f->bytes[i] = it->elem[i];
+    }
+    return true;
+}
+
+/* ---- strided operands ---- */
+
+#define MOVE(T, to_index, from_index) \
+    for (int64_t i = 0; i < n; i++) ((T *)(void *)to)[to_index] = ((const T *)(const void *)from)[from_index]
+static void gather(char *to, const char *from, int64_t s, int bytes, int64_t n) {
+    if (s == 0) repeat(to, from, bytes, 1, n);
+    else if (bytes == 4) MOVE(uint32_t, i, i * s);
+    else if (bytes == 8) MOVE(uint64_t, i, i * s);
+    else if (bytes == 2) MOVE(uint16_t, i, i * s);
+    else MOVE(uint8_t, i, i * s);
+}
+static void scatter(char *to, const char *from, int64_t s, int bytes, int64_t n) {
+    if (bytes == 4) MOVE(uint32_t, i * s, i);
+    else if (bytes == 8) MOVE(uint64_t, i * s, i);
+    else if (bytes == 2) MOVE(uint16_t, i * s, i);
+    else MOVE(uint8_t, i * s, i);
+}
+
+static void strided_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
+    const flat *f = ctx;
+    char buffer[CPU_MAP_MAX][CPU_CHUNK * 8] __attribute__((aligned(64)));
+    char *q[CPU_MAP_MAX];
+    for (int64_t at = 0; at < n; at += CPU_CHUNK) {
+        int64_t m = n - at < CPU_CHUNK ? n - at : CPU_CHUNK;
+        for (int i = 0; i < f->k; i++) {
+            q[i] = p[i] + at * s[i] * f->bytes[i];
+            if (s[i] == 1 || m == 1) continue;
+            if (i > 0) gather(buffer[i], q[i], s[i], f->bytes[i], m);
+            q[i] = buffer[i];
+        }
+        f->loop(f->ctx, q, m);
+        if (s[0] != 1 && m != 1) scatter(p[0] + at * s[0] * f->bytes[0], q[0], s[0], f->bytes[0], m);
+    }
+}
+
+/* The walk, dim d of it shared out among threads: whole inner runs each. */
+typedef struct shared_walk {
+    const ddp_iter *it;
+    int d;
+    ddp_run_fn fn;
+    void *ctx;
+} shared_walk;
+
+static void walk_part(const void *ctx, int64_t lo, int64_t hi) {
+    const shared_walk *w = ctx;
+    ddp_iter part = *w->it;
+    part.size[w->d] = hi - lo;
+    part.numel = hi - lo; /* only its being 0 counts */
+    for (int k = 0; k < part.n; k++) part.ptr[k] += lo * part.stride[k][w->d] * part.elem[k];
+    ddp__iter_run(&part, w->fn, w->ctx);
+}
+
+static void walk(const ddp_iter *it, ddp_run_fn fn, void *ctx) {
+    shared_walk w = {it, it->ndim - 1, fn, ctx};
+    while (w.d > 1 && it->size[w.d] < 8) w.d--;
+    if (w.d < 1) ddp__iter_run(it, fn, ctx);
+    else cpu_share(it->size[w.d], it->numel, walk_part, &w);
+}
+
+void cpu_map(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx) {
+    flat f = {.k = k, .n = t[0]->numel, .loop = loop, .ctx = ctx};
+    if (f.n == 0) return;
+    if (flat_fast(&f, t)) {
+        flat_run(&f);
+        return;
+    }
+    ddp_iter it;
+    ddp__iter_init(&it, k, t);
+    for (int i = 0; i < k; i++) f.bytes[i] = it.elem[i];
+    if (flat_rows(&f, &it)) flat_run(&f);
+    else walk(&it, strided_run, &f);
+}
+
+/* ---- copies ---- */
+
+typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
+#define HALVES(a, b, i, j) __builtin_shufflevector(a, b, i, i + 1, i + 2, i + 3, j, j + 1, j + 2, j + 3)
+#define PAIRS(a, b, o) __builtin_shufflevector(a, b, o, o + 1, 8 + o, 9 + o, 4 + o, 5 + o, 12 + o, 13 + o)
+#define SINGLES(a, b, o) __builtin_shufflevector(a, b, o, 8 + o, 1 + o, 9 + o, 4 + o, 12 + o, 5 + o, 13 + o)
+
+void cpu_transpose8(const float *from, int64_t fs, float *to, int64_t ts) {
+    v8 r[8], s[8], u[8];
+    for (int i = 0; i < 8; i++) r[i] = *(const v8 *)(const void *)(from + i * fs);
+    for (int i = 0; i < 8; i += 2) {
+        s[i] = SINGLES(r[i], r[i + 1], 0);
+        s[i + 1] = SINGLES(r[i], r[i + 1], 2);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = PAIRS(s[i], s[i + 2], 0);
+        u[i + 1] = PAIRS(s[i], s[i + 2], 2);
+        u[i + 2] = PAIRS(s[i + 1], s[i + 3], 0);
+        u[i + 3] = PAIRS(s[i + 1], s[i + 3], 2);
+    }
+    for (int i = 0; i < 4; i++) {
+        *(v8 *)(void *)(to + i * ts) = HALVES(u[i], u[i + 4], 0, 8);
+        *(v8 *)(void *)(to + (i + 4) * ts) = HALVES(u[i], u[i + 4], 4, 12);
+    }
+}
+
+enum { TILE = 32 };
+
+/* A tile of m rows of n: to[i * ts + j] = from[j * fs + i]. */
+static void transpose_tile(float *to, int64_t ts, const float *from, int64_t fs, int64_t m, int64_t n) {
+    int64_t i8 = m & ~7, j8 = n & ~7;
+    for (int64_t j = 0; j < j8; j += 8)
+        for (int64_t i = 0; i < i8; i += 8) cpu_transpose8(from + j * fs + i, fs, to + i * ts + j, ts);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = i < i8 ? j8 : 0; j < n; j++) to[i * ts + j] = from[j * fs + i];
+}
+
+/* Dims a (dst side by side) and b (src side by side) of a walk. */
+typedef struct turn {
+    int64_t a_from, b_to, a_size, b_size;
+} turn;
+
+static void turn_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
+    const turn *t = ctx;
+    for (int64_t k = 0; k < n; k++) {
+        float *to = (float *)(void *)p[0] + k * s[0];
+        const float *from = (const float *)(const void *)p[1] + k * s[1];
+        for (int64_t i = 0; i < t->b_size; i += TILE)
+            for (int64_t j = 0; j < t->a_size; j += TILE)
+                transpose_tile(to + i * t->b_to + j, t->b_to, from + j * t->a_from + i, t->a_from,
+                               t->b_size - i < TILE ? t->b_size - i : TILE,
+                               t->a_size - j < TILE ? t->a_size - j : TILE);
+    }
+}
+
+/* 4-byte elements where another dim than dst's innermost is src's: in tiles. Takes those two dims out of the walk. */
+static bool turned(ddp_iter *it, turn *t) {
+    int b = 1;
+    if (it->ndim < 2 || it->elem[0] != 4 || it->stride[0][0] != 1 || it->stride[1][0] == 0) return false;
+    while (b < it->ndim && it->stride[1][b] != 1) b++;
+    if (b == it->ndim || it->size[0] < 4 || it->size[b] < 4) return false;
+    *t = (turn){it->stride[1][0], it->stride[0][b], it->size[0], it->size[b]};
+    int left = 0;
+    for (int d = 1; d < it->ndim; d++) {
+        if (d == b) continue;
+        it->size[left] = it->size[d];
+        for (int k = 0; k < 2; k++) it->stride[k][left] = it->stride[k][d];
+        left++;
+    }
+    it->ndim = left;
+    return true;
+}
+
+static void copy_loop(const void *ctx, char *const *p, int64_t n) {
+    memcpy(p[0], p[1], (size_t)n * *(const uint8_t *)ctx);
+}
+
+void cpu_copy(ddp_tensor *dst, ddp_tensor *src) {
+    ddp_tensor *t[2] = {dst, src};
+    turn s;
+    ddp_iter it;
+    if (dst->numel == 0) return;
+    if (!(cpu_alike(dst, src) && cpu_dense(dst)) && src->numel != 1) {
+        ddp__iter_init(&it, 2, t);
+        if (turned(&it, &s)) {
+            walk(&it, turn_run, &s);
+            return;
+        }
+    }
+    cpu_map(2, t, copy_loop, &ddp__dtype_bytes[dst->m.dtype]);
+}
