@@ -40,8 +40,12 @@ const char *conv_reject_common(const conv_shape *s) {
 }
 
 #define KERNEL(op, way, reject, run) {#op "." #way "." CPU_TEXT(DDP_CPU_ISA), reject, run}
-const ddp_kernel CPU_LOCAL(conv2d)[] = {KERNEL(conv2d, wino, conv_wino_reject, conv_wino_run), {NULL, NULL, NULL}};
-const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {KERNEL(conv2d_grad_input, wino, conv_wino_reject, conv_wino_run),
-                                                   {NULL, NULL, NULL}};
-const ddp_kernel CPU_LOCAL(conv2d_grad_weight)[] = {KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
-                                                    {NULL, NULL, NULL}};
+#define NO_MORE {NULL, NULL, NULL}
+const ddp_kernel CPU_LOCAL(conv2d)[] = {KERNEL(conv2d, wino, conv_wino_reject, conv_wino_run),
+                                        KERNEL(conv2d, direct, conv_direct_reject, conv_direct_run), NO_MORE};
+const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {
+    KERNEL(conv2d_grad_input, wino, conv_wino_reject, conv_wino_run),
+    KERNEL(conv2d_grad_input, direct, conv_direct_reject, conv_direct_run), NO_MORE};
+const ddp_kernel CPU_LOCAL(conv2d_grad_weight)[] = {
+    KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
+    KERNEL(conv2d_grad_weight, direct, conv_weight_reject, conv_weight_run), NO_MORE};

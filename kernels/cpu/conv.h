@@ -43,6 +43,14 @@ DDP_LOCAL const char *conv_wino_reject(const ddp_call *c);
 DDP_LOCAL int conv_wino_run(const ddp_call *c);
 #define conv_wino_weight CPU_LOCAL(conv_wino_weight)
 DDP_LOCAL int conv_wino_weight(const ddp_call *c);
+#define conv_direct_reject CPU_LOCAL(conv_direct_reject)
+DDP_LOCAL const char *conv_direct_reject(const ddp_call *c);
+#define conv_direct_run CPU_LOCAL(conv_direct_run) /* forward and gradient of x */
+DDP_LOCAL int conv_direct_run(const ddp_call *c);
+#define conv_weight_reject CPU_LOCAL(conv_weight_reject)
+DDP_LOCAL const char *conv_weight_reject(const ddp_call *c);
+#define conv_weight_run CPU_LOCAL(conv_weight_run) /* gradient of w */
+DDP_LOCAL int conv_weight_run(const ddp_call *c);
 
 /* ---- vectors of channels ---------------------------------------------------------------------------------------- */
 
