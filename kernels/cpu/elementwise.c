@@ -86,6 +86,8 @@ VECTOR_2(pow, double)
 
 static const char *reject_float(const ddp_call *c) {
     ddp_dtype d = c->in[0]->m.dtype;
+    for (int i = 0; i < c->n_in; i++) /* a number beside a 16-bit tensor is f32 */
+        if (ddp__is_half(c->in[i]->m.dtype)) return "f32 and f64 only";
     return d == DDP_F32 || d == DDP_F64 ? NULL : "f32 and f64 only";
 }
 static const char *reject_compare(const ddp_call *c) { return c->in[0]->m.dtype == DDP_I64 ? NULL : reject_float(c); }

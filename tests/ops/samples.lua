@@ -176,12 +176,12 @@ local bad_size = { args = { { -1 } }, text = "is negative" }
 S.full = { samples = { { args = { { 2, 3 }, 1.5 } }, { args = { {}, 2 } } }, fail = { { args = { { -1 }, 0 }, text = "is negative" } } }
 S.arange = { samples = { { args = { 0, 5, 1, "f32" } }, { args = { 1, 2, 0.25, "f64" } } }, fail = { { args = { 0, 5, -1 }, text = "does not lead from 0 to 5" } } }
 S.eye = { samples = { { args = { 3 } }, { args = { 2, 4 } } }, fail = { { args = { -1 }, text = "is negative" } } }
-S.rand = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "f64" }, seed = 1 } }, fail = { bad_size, { args = { { 2 }, "i64" }, text = "draws f32 or f64" } } }
+S.rand = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "f64" }, seed = 1 } }, fail = { bad_size, { args = { { 2 }, "i64" }, text = "draws floating dtypes" } } }
 S.randn = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 1001 } }, seed = 1 } }, fail = { bad_size } }
 S.randint = { samples = { { args = { 0, 10, { 50 } }, seed = 1 } }, fail = { { args = { 3, 3, { 2 } }, text = "lo 3 is not below hi 3" } } }
 S.randperm = { samples = { { args = { 10 }, seed = 1 } }, fail = { { args = { -2 }, text = "is negative" } } }
-S.uniform_ = { samples = { { inputs = { { 33 } }, args = { -1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws f32 or f64" } } }
-S.normal_ = { samples = { { inputs = { { 33 } }, args = { 1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws f32 or f64" } } }
+S.uniform_ = { samples = { { inputs = { { 33 } }, args = { -1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws floating dtypes" } } }
+S.normal_ = { samples = { { inputs = { { 33 } }, args = { 1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws floating dtypes" } } }
 S.bernoulli_ = { samples = { { inputs = { { 33 } }, args = { 0.3 }, seed = 1, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 2 }, text = "p is 2, expected 0 to 1" } } }
 for _, name in ipairs { "rand", "randn" } do for _, s in ipairs(S[name].samples) do s.draws = true end end
 
