@@ -164,7 +164,7 @@ function M.layouts_agree(op, sample, list, dtype)
       else inputs[i] = relaid(inputs[i], how) end
     end
     local compare = HALF[dtype] and M.compare_rounded or M.compare
-    compare(M.run(op, sample, inputs, list), plain, sample.tol or TOL.f32, how)
+    compare(M.run(op, sample, inputs, list), plain, sample.tol or TOL.f32, how, HALF[dtype])
   end
 end
 
@@ -328,8 +328,9 @@ local function rounding(format, v)
   return 0.502 * math.max(2 ^ (e - 1 - format.bits), format.least)
 end
 
--- As compare, where results of 16 bits may also be off by their rounding, and of f16 overflow.
-function M.compare_rounded(got, want, tol, what)
+-- As compare, where results of 16 bits may also be off by their rounding (or by both, where want was rounded too), and
+-- those of f16 overflow.
+function M.compare_rounded(got, want, tol, what, both)
   if #got ~= #want or #got == 0 then error(("%s: %d results, expected %d"):format(what, #got, #want), 0) end
   for k = 1, #got do
     local a, n = doubles(got[k])
@@ -338,7 +339,7 @@ function M.compare_rounded(got, want, tol, what)
     local top, format = 1e-30, FORMAT[got[k]:dtype()]
     for i = 0, n - 1 do if math.abs(b[i]) < math.huge then top = math.max(top, math.abs(b[i])) end end
     for i = 0, n - 1 do
-      local same = a[i] == b[i] or (a[i] ~= a[i] and b[i] ~= b[i]) or math.abs(a[i] - b[i]) <= tol * top + rounding(format, b[i])
+      local same = a[i] == b[i] or (a[i] ~= a[i] and b[i] ~= b[i]) or math.abs(a[i] - b[i]) <= tol * top + rounding(format, b[i]) * (both and 2 or 1)
       if format and math.abs(a[i]) == math.huge then same = a[i] * b[i] > 0 and math.abs(b[i]) * (1 + tol) >= format.overflow end
       if not same then error(("%s: element %d of result %d is %.9g, expected %.9g (largest %.3g)"):format(what, i, k, a[i], b[i], top), 0) end
     end
