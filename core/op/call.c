@@ -78,11 +78,13 @@ static ddp_tensor *cast_number(const ddp_tensor *x, ddp_dtype to) {
     return t;
 }
 
-/* Casts in[i] where its dtype is not `to`; owned[i] is what must be released afterwards. */
-static int cast_inputs(int n_in, ddp_tensor **in, ddp_tensor **owned, ddp_dtype to, int first) {
+/* Casts in[i] where its dtype is not `to`; owned[i] is what must be released afterwards. A number beside 16-bit floats
+ * becomes f32, in which they are computed: x * 0.1 is rounded once. where only copies: there it becomes `to`. */
+static int cast_inputs(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor **owned, ddp_dtype to, int first) {
+    ddp_dtype number = op->id == DDP_OP_where ? to : ddp__wide(to);
     for (int i = first; i < n_in; i++) {
-        if (in[i]->m.dtype == to) continue;
-        owned[i] = in[i]->is_number ? cast_number(in[i], to) : ddp_keep(ddp_cast(in[i], (int)to));
+        if (in[i]->m.dtype == (in[i]->is_number ? number : to)) continue;
+        owned[i] = in[i]->is_number ? cast_number(in[i], number) : ddp_keep(ddp_cast(in[i], (int)to));
         if (!owned[i]) return ddp__pending();
         in[i] = owned[i];
     }
@@ -104,9 +106,9 @@ static int promote(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor *
         if (wider || (own == DDP_BOOL && to != DDP_BOOL))
             return ddp__op_fail_(op->name, DDP_EDTYPE, "a result of %s does not fit in place into %s",
                                  ddp_dtype_name(to), ddp_dtype_name(own));
-        return cast_inputs(n_in, in, owned, own, 1);
+        return cast_inputs(op, n_in, in, owned, own, 1);
     }
-    return cast_inputs(n_in, in, owned, to, first);
+    return cast_inputs(op, n_in, in, owned, to, first);
 }
 
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */

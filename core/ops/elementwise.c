@@ -5,7 +5,11 @@
 
 /* ---- inference ---- */
 
-static int infer_binary(const ddp_call *c, ddp_meta *out) { return ddp__out_broadcast(c, 2, c->in[0]->m.dtype, out); }
+/* Beside a 16-bit tensor a number is f32: the tensor says what the result is. */
+static int infer_binary(const ddp_call *c, ddp_meta *out) {
+    ddp_dtype a = c->in[0]->m.dtype, b = c->in[1]->m.dtype;
+    return ddp__out_broadcast(c, 2, ddp__is_half(b) ? b : a, out);
+}
 
 static int infer_number(const ddp_call *c, ddp_meta *out) { /* no arithmetic on bools */
     if (c->in[0]->m.dtype == DDP_BOOL)
@@ -98,9 +102,9 @@ static int sqrt_vjp(ddp_vjp *v) { /* g / (2 sqrt x) */
     v->grad_in[0] = ddp_div(ddp_mul(v->grad_out[0], ddp_scalar_float(.5)), v->out[0]);
     return ddp__pending();
 }
-static int tanh_vjp(ddp_vjp *v) { /* g (1 - y^2) */
-    ddp_tensor *y = v->out[0];
-    v->grad_in[0] = ddp_mul(v->grad_out[0], ddp_sub(ddp_scalar(1), ddp_mul(y, y)));
+static int tanh_vjp(ddp_vjp *v) { /* g (1 - y)(1 + y): 1 - y^2 would cancel */
+    ddp_tensor *y = v->out[0], *d = ddp_mul(ddp_sub(ddp_scalar(1), y), ddp_add(y, ddp_scalar(1)));
+    v->grad_in[0] = ddp_mul(v->grad_out[0], d);
     return ddp__pending();
 }
 static int sigmoid_vjp(ddp_vjp *v) { /* g y (1 - y) */

@@ -1,14 +1,16 @@
 /* norm.c -- batch normalisation. */
 #include "ops.h"
 
-static int need_channel(const ddp_call *c, int i, int64_t channels) {
+/* in[i] is [channels], of the statistics' dtype (f32 where x is f16 or bf16) or, where `own` is set, of x's. */
+static int need_channel(const ddp_call *c, int i, int64_t channels, bool own) {
     const ddp_tensor *t = c->in[i];
     if (!t) return 0;
     if (t->m.ndim != 1 || t->m.size[0] != channels)
         return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected [%lld] for x %s", c->op->in_names[i],
                             DDP_SHAPE_TEXT(&t->m), (long long)channels,
                             DDP_SHAPE_TEXT(&c->in[c->op->id == DDP_OP_batch_norm ? 0 : 1]->m));
-    return ddp__need_dtype(c, i, c->in[0]->m.dtype);
+    if (own && t->m.dtype == c->in[0]->m.dtype) return 0;
+    return ddp__need_dtype(c, i, ddp__wide(c->in[0]->m.dtype));
 }
 
 static int batch_norm_infer(const ddp_call *c, ddp_meta *out) {
@@ -16,11 +18,9 @@ static int batch_norm_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[0]->m;
     int st = ddp__need_float(c, 0);
     if (st < 0) return st;
-    if (x->dtype != DDP_F32 && x->dtype != DDP_F64)
-        return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(x->dtype));
     if (x->ndim < 2) return ddp__op_fail(c, DDP_ESHAPE, "x is %s, expected [N, C, ...]", DDP_SHAPE_TEXT(x));
     for (int i = 1; i < 5; i++)
-        if ((st = need_channel(c, i, x->size[1])) < 0) return st;
+        if ((st = need_channel(c, i, x->size[1], i < 3)) < 0) return st;
     if (!c->in[3] != !c->in[4]) return ddp__op_fail(c, DDP_EINVAL, "running_mean and running_var come together");
     int64_t per_channel = x->size[1] ? c->in[0]->numel / x->size[1] : 0;
     if (a->training && per_channel == 1)
@@ -29,7 +29,7 @@ static int batch_norm_infer(const ddp_call *c, ddp_meta *out) {
     if (!(a->eps >= 0)) return ddp__op_fail(c, DDP_EINVAL, "eps is %g, at least 0", a->eps);
     if ((st = ddp__out_like(c, 0, x->dtype, &out[0])) < 0) return st;
     for (int i = 1; i < 3; i++)
-        if ((st = ddp__out_shape(c, x->dtype, 1, &x->size[1], &out[i])) < 0) return st;
+        if ((st = ddp__out_shape(c, ddp__wide(x->dtype), 1, &x->size[1], &out[i])) < 0) return st;
     return 0;
 }
 
@@ -46,7 +46,7 @@ static int batch_norm_vjp(ddp_vjp *v) {
         return ddp__pending();
     if (v->needs[0]) v->grad_in[0] = dx;
     if (v->needs[1]) v->grad_in[1] = dw;
-    if (v->needs[2]) v->grad_in[2] = db;
+    if (v->needs[2]) v->grad_in[2] = ddp__narrowed(db, v->in_meta[2].dtype);
     return 0;
 }
 
@@ -59,19 +59,20 @@ static int batch_norm_grad_infer(const ddp_call *c, ddp_meta *out) {
     if (x->ndim < 2) return ddp__op_fail(c, DDP_ESHAPE, "x is %s, expected [N, C, ...]", DDP_SHAPE_TEXT(x));
     if ((st = ddp__need_dtype(c, 1, c->in[0]->m.dtype)) < 0) return st;
     for (int i = 2; i < 5; i++)
-        if ((st = need_channel(c, i, x->size[1])) < 0) return st;
+        if ((st = need_channel(c, i, x->size[1], i == 2)) < 0) return st;
     if ((st = ddp__out_like(c, 1, x->dtype, &out[0])) < 0) return st;
+    ddp_dtype sums = c->in[2] ? c->in[2]->m.dtype : ddp__wide(x->dtype);
     for (int i = 1; i < 3; i++)
-        if ((st = ddp__out_shape(c, x->dtype, 1, &x->size[1], &out[i])) < 0) return st;
+        if ((st = ddp__out_shape(c, sums, 1, &x->size[1], &out[i])) < 0) return st;
     return 0;
 }
 
 /* The gradient in simple ops. Batch statistics are computed from x again, so that they are differentiated too; eps
- * comes back as what rstd was made with: 1/rstd^2 - var. */
+ * comes back as what rstd was made with: 1/rstd^2 - var. 16-bit inputs go through f32. */
 static int batch_norm_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
     bool training = ((const ddp_batch_norm_grad_attrs *)v->attrs)->training;
     const ddp_meta *m = &v->in_meta[1];
-    ddp_tensor *g = in[0], *x = in[1], *w = in[2];
+    ddp_tensor *g = ddp__widened(in[0]), *x = ddp__widened(in[1]), *w = ddp__widened(in[2]);
     int64_t dims[DDP_MAX_DIM], shape[DDP_MAX_DIM];
     int n = 0;
     for (int d = 0; d < m->ndim; d++) {
@@ -89,9 +90,9 @@ static int batch_norm_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor *
     ddp_tensor *scale = w ? ddp_mul(rstd, ddp_view(w, m->ndim, shape)) : rstd;
     ddp_tensor *inner = g;
     if (training) inner = ddp_sub(ddp_sub(g, ddp_mean(g, n, dims, 1)), ddp_mul(xhat, ddp_mean(gx, n, dims, 1)));
-    out[0] = ddp_mul(scale, inner);
-    out[1] = ddp_sum(gx, n, dims, 0);
-    out[2] = ddp_sum(g, n, dims, 0);
+    out[0] = ddp__narrowed(ddp_mul(scale, inner), m->dtype);
+    out[1] = ddp__narrowed(ddp_sum(gx, n, dims, 0), v->out_meta[1].dtype);
+    out[2] = ddp__narrowed(ddp_sum(g, n, dims, 0), v->out_meta[2].dtype);
     return ddp__pending();
 }
 

@@ -125,15 +125,38 @@ static int64_t int_pow(int64_t a, int64_t b) {
 
 /* ---- the choice by dtype ---- */
 
+/* f16 and bf16: a few elements at a time as f32, the result rounded. A bool result stays as it is. */
+typedef struct halves {
+    ddp_run_fn fn; /* of f32 */
+    int n;
+    ddp_dtype dtype[3];
+} halves;
+
+static void halves_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
+    enum { PART = 64 };
+    static const int64_t one[3] = {1, 1, 1};
+    const halves *h = ctx;
+    float buffer[3][PART];
+    char *q[3] = {(char *)buffer[0], (char *)buffer[1], (char *)buffer[2]};
+    ddp_dtype from = h->dtype[0] == DDP_BOOL ? DDP_BOOL : DDP_F32;
+    for (int64_t at = 0; at < n; at += PART) {
+        int64_t m = n - at < PART ? n - at : PART;
+        for (int k = 1; k < h->n; k++)
+            for (int64_t i = 0; i < m; i++) buffer[k][i] = (float)ddp__load(h->dtype[k], p[k], (at + i) * s[k]);
+        h->fn(NULL, q, one, m);
+        for (int64_t i = 0; i < m; i++) ddp__store(h->dtype[0], p[0], (at + i) * s[0], ddp__load(from, buffer[0], i));
+    }
+}
+
 static int walk(const ddp_call *c, const ddp_run_fn *by_dtype) {
     ddp_tensor *t[3] = {c->out[0], c->in[0], c->n_in > 1 ? c->in[1] : NULL};
-    ddp_run_fn fn = by_dtype[c->in[0]->m.dtype];
-    if (!fn)
-        return ddp__op_fail(c, DDP_ENOSUP, "%s arithmetic is not there yet; cast to f32",
-                            ddp_dtype_name(c->in[0]->m.dtype));
+    halves h = {.n = 1 + c->n_in};
+    bool any = false;
+    for (int k = 0; k < h.n; k++) any |= ddp__is_half(h.dtype[k] = t[k]->m.dtype);
+    h.fn = by_dtype[ddp__wide(h.dtype[1])];
     ddp_iter it;
-    ddp__iter_init(&it, 1 + c->n_in, t);
-    ddp__iter_run(&it, fn, NULL);
+    ddp__iter_init(&it, h.n, t);
+    ddp__iter_run(&it, any ? halves_run : h.fn, &h);
     return 0;
 }
 

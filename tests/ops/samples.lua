@@ -122,12 +122,15 @@ S.conv2d_grad_weight = { samples = { { inputs = { { 1, 4, 3, 3 }, { 1, 2, 5, 5 }
 
 -- ---- normalisation --------------------------------------------------------------------------------------------------------
 S.batch_norm = { samples = { { inputs = { { 4, 3, 2, 2 }, { 3 }, { 3 }, false, false } }, { inputs = { { 5, 3 }, { 3 }, { 3 }, false, false } }, { inputs = { { 3, 2, 3, 3 }, false, false, false, false } },
-  { inputs = { { 3, 2, 3, 3 }, { 2 }, { 2 }, { 2 }, { 2, kind = "positive" } }, args = { false }, constant = { [4] = true, [5] = true } },
-  { inputs = { { 8, 17, 6, 6 }, { 17 }, { 17 }, { 17 }, { 17, kind = "positive" } }, no_grad = true }, { inputs = { { 16, 64, 12, 12 }, { 64 }, { 64 }, false, false }, no_grad = true } },
+  { inputs = { { 3, 2, 3, 3 }, { 2 }, { 2 }, { 2, wide = true }, { 2, kind = "positive", wide = true } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 4, 3, 2, 2 }, { 3, wide = true }, { 3, wide = true }, false, false } }, { inputs = { { 8, 17, 6, 6 }, { 17, wide = true }, { 17, wide = true }, { 17, wide = true }, { 17, kind = "positive", wide = true } }, no_grad = true },
+  { inputs = { { 8, 17, 6, 6 }, { 17 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true } }, no_grad = true }, { inputs = { { 16, 64, 12, 12 }, { 64 }, { 64 }, false, false }, no_grad = true } },
   fail = { { inputs = { { 4 }, false, false, false, false }, text = "expected [N, C, ...]" }, { inputs = { { 1, 3 }, false, false, false, false }, text = "no variance to train on" },
-    { inputs = { { 4, 3 }, { 2 }, false, false, false }, text = "weight is [2], expected [3]" } } }
-S.batch_norm_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3 }, { 3 }, { 3, kind = "positive" } }, args = { false }, constant = { [4] = true, [5] = true } },
-  { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17 }, { 17, kind = "positive" } }, no_grad = true } },
+    { inputs = { { 4, 3 }, { 2 }, false, false, false }, text = "weight is [2], expected [3]" },
+    { dtype = "bf16", inputs = { { 4, 3 }, false, false, { 3 }, { 3 } }, text = "running_mean is bf16, expected f32" } } }
+S.batch_norm_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3 }, { 3, wide = true }, { 3, kind = "positive", wide = true } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3, wide = true }, { 3, wide = true }, { 3, kind = "positive", wide = true } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true } }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, { 4, 2 }, false, { 2 }, { 2 } }, text = "g is [4,3], x [4,2]" } } }
 
 -- ---- pooling ------------------------------------------------------------------------------------------------------------------
@@ -176,12 +179,12 @@ local bad_size = { args = { { -1 } }, text = "is negative" }
 S.full = { samples = { { args = { { 2, 3 }, 1.5 } }, { args = { {}, 2 } } }, fail = { { args = { { -1 }, 0 }, text = "is negative" } } }
 S.arange = { samples = { { args = { 0, 5, 1, "f32" } }, { args = { 1, 2, 0.25, "f64" } } }, fail = { { args = { 0, 5, -1 }, text = "does not lead from 0 to 5" } } }
 S.eye = { samples = { { args = { 3 } }, { args = { 2, 4 } } }, fail = { { args = { -1 }, text = "is negative" } } }
-S.rand = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "f64" }, seed = 1 } }, fail = { bad_size, { args = { { 2 }, "i64" }, text = "draws f32 or f64" } } }
-S.randn = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 1001 } }, seed = 1 } }, fail = { bad_size } }
+S.rand = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "bf16" }, seed = 1 }, { args = { { 300 }, "f16" }, seed = 1 }, { args = { { 300 }, "f64" }, seed = 1 } }, fail = { bad_size, { args = { { 2 }, "i64" }, text = "draws floating dtypes" } } }
+S.randn = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "bf16" }, seed = 1 }, { args = { { 300 }, "f16" }, seed = 1 }, { args = { { 1001 } }, seed = 1 } }, fail = { bad_size } }
 S.randint = { samples = { { args = { 0, 10, { 50 } }, seed = 1 } }, fail = { { args = { 3, 3, { 2 } }, text = "lo 3 is not below hi 3" } } }
 S.randperm = { samples = { { args = { 10 }, seed = 1 } }, fail = { { args = { -2 }, text = "is negative" } } }
-S.uniform_ = { samples = { { inputs = { { 33 } }, args = { -1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws f32 or f64" } } }
-S.normal_ = { samples = { { inputs = { { 33 } }, args = { 1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws f32 or f64" } } }
+S.uniform_ = { samples = { { inputs = { { 33 } }, args = { -1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws floating dtypes" } } }
+S.normal_ = { samples = { { inputs = { { 33 } }, args = { 1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws floating dtypes" } } }
 S.bernoulli_ = { samples = { { inputs = { { 33 } }, args = { 0.3 }, seed = 1, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 2 }, text = "p is 2, expected 0 to 1" } } }
 for _, name in ipairs { "rand", "randn" } do for _, s in ipairs(S[name].samples) do s.draws = true end end
 
@@ -194,10 +197,13 @@ local function lists(n, sizes)
   end
   return out
 end
-S.sgd_step = { returns_first = true, samples = { { inputs = lists(3, { { 3 }, { 2, 4 } }), args = { 0.1, 0.9, 0, 0.01 } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false } }, { inputs = lists(3, { { 5 } }), args = { 0.1, 0.9, 0, 0, true, true } } },
-  fail = { { inputs = { { list = { { 3 } } }, { list = { { 4 } } }, { list = { { 3 } } } }, args = { 0.1 }, text = "its grads f32 [4]" } } }
-S.adam_step = { returns_first = true, samples = { { inputs = lists(4, { { 3 }, { 2, 4 } }), args = { 0.01 } }, { inputs = lists(4, { { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3 } } },
-  fail = { { inputs = lists(4, { { 3 } }), args = { 0.01, 0.9, 0.999, 1e-8, 0, false, 0 }, text = "step is 0" } } }
+local halves_refused = { dtype = "bf16", text = "parameter 1 is bf16, expected f32 or f64; keep parameters in f32 and compute under autocast" }
+S.sgd_step = { returns_first = true, no_half = true, samples = { { inputs = lists(3, { { 3 }, { 2, 4 } }), args = { 0.1, 0.9, 0, 0.01 } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false } }, { inputs = lists(3, { { 5 } }), args = { 0.1, 0.9, 0, 0, true, true } } },
+  fail = { { inputs = { { list = { { 3 } } }, { list = { { 4 } } }, { list = { { 3 } } } }, args = { 0.1 }, text = "its grads f32 [4]" },
+    { inputs = lists(3, { { 3 } }), args = { 0.1 }, dtype = halves_refused.dtype, text = halves_refused.text } } }
+S.adam_step = { returns_first = true, no_half = true, samples = { { inputs = lists(4, { { 3 }, { 2, 4 } }), args = { 0.01 } }, { inputs = lists(4, { { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3 } } },
+  fail = { { inputs = lists(4, { { 3 } }), args = { 0.01, 0.9, 0.999, 1e-8, 0, false, 0 }, text = "step is 0" },
+    { inputs = lists(4, { { 3 } }), args = { 0.01 }, dtype = halves_refused.dtype, text = halves_refused.text } } }
 
 -- ---- collectives (a world of one) ------------------------------------------------------------------------------------------------------------
 S.all_gather = { samples = { { inputs = { { 2, 3 } } } }, fail = {} }

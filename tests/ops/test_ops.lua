@@ -52,6 +52,34 @@ local function callable(name, entry)
   end
 end
 
+-- f16 and bf16: the usual kernels and the reference, values that are not finite, layouts, in place, gradients.
+local function halves(name, entry, op)
+  local list = { false, "ref" }
+  if #signatures[name].inputs == 0 then return end
+  for _, dtype in ipairs { "f16", "bf16" } do
+    local of = name .. " in " .. dtype .. ": "
+    t.test(of .. "one rounding from f64", function()
+      each(entry, function(s) for _, l in ipairs(list) do checks.half_against_reference(op, op, s, dtype, l or nil) end end)
+    end)
+    t.test(of .. "NaN and infinity as in f64", function()
+      each(entry, function(s)
+        for _, l in ipairs(list) do
+          for _, with in ipairs { "nan", "inf" } do checks.half_against_reference(op, op, s, dtype, l or nil, with) end
+        end
+      end)
+    end)
+    if not entry.keeps_layout then
+      t.test(of .. "layouts agree", function() each(entry, function(s) checks.layouts_agree(op, s, nil, dtype) end) end)
+    end
+    if signatures[name].in_place then
+      t.test(of .. "in place equals out of place", function() each(entry, function(s) checks.in_place_agrees(op, ops[name .. "_"], s, dtype) end) end)
+    end
+    if not NO_GRAD[name] then
+      t.test(of .. "gradients", function() each(entry, function(s) if not s.no_grad then checks.half_gradients(op, s, dtype) end end) end)
+    end
+  end
+end
+
 local names = {}
 for name in pairs(signatures) do names[#names + 1] = name end
 table.sort(names)
@@ -73,6 +101,7 @@ for _, name in ipairs(names) do
     if #signatures[name].inputs > 0 and not entry.keeps_layout then
       t.test(name .. ": layouts agree", function() each(entry, function(s) checks.layouts_agree(op, s) end) end)
     end
+    if not entry.no_half then halves(name, entry, op) end
     if signatures[name].in_place then
       t.test(name .. ": in place equals out of place", function() each(entry, function(s) checks.in_place_agrees(op, ops[name .. "_"], s) end) end)
     end
