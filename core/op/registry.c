@@ -1,4 +1,5 @@
 /* registry.c -- kernel lists, plug-ins, and the choice of a kernel. */
+#include "op_build.h"
 #include "registry.h"
 
 #include <dlfcn.h>
@@ -63,7 +64,7 @@ static void load_onednn(void) {
     if (entry) lists[ONEDNN] = entry();
 }
 
-static double call_flops(const ddp_call *c) {
+double ddp__call_flops(const ddp_call *c) {
     if (c->op->rules->flops) return c->op->rules->flops(c);
     return c->out[0] ? (double)c->out[0]->numel : 0;
 }
@@ -106,7 +107,7 @@ const ddp_kernel *ddp__pick_kernel(const ddp_call *c) {
     const char *why = "no kernel";
     const ddp_kernel *k = NULL;
     for (int i = 0; i < DDP_MAX_LISTS && !k; i++) {
-        if (i == ONEDNN && (!onednn_has(c->op) || (!only && call_flops(c) < worth_flops))) continue;
+        if (i == ONEDNN && (!onednn_has(c->op) || (!only && ddp__call_flops(c) < worth_flops))) continue;
         if (i == ONEDNN && (!only || strcmp(only, "onednn") == 0)) pthread_once(&onednn_once, load_onednn);
         if (!lists[i] || (only && strcmp(only, lists[i]->name) != 0)) continue;
         k = pick_from(lists[i], c, &why);
