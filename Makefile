@@ -117,8 +117,8 @@ lint: all ## clang-format, clang-tidy, luacheck
 format: ## clang-format all C in place
 	clang-format -i $$(git ls-files '*.c' '*.h')
 
-bench: all ## speed beside PyTorch's, where a torch is installed (PYTHON=...)
-	tests/bench/run.sh $(B)
+bench: all $(B)/peak ## speed beside PyTorch's, where a torch is installed (PYTHON=... WHAT=table|conv|memory|steps|all BENCH_ARGS=...)
+	tests/bench/run.sh $(B) $(WHAT)
 
 roofline: all $(B)/peak ## one training step by kernel and shape, beside this machine's limits (ARGS="--batch 32 --amp bf16")
 	OMP_NUM_THREADS=1 $(B)/ddprun tests/bench/roofline.lua --peak $(B)/peak $(ARGS)

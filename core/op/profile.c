@@ -123,8 +123,11 @@ static double call_bytes(const ddp_call *c) {
         if (i > 0 || !only_writes) bytes += meta_bytes(c->in[i]);
         if ((c->op->flags & DDP_OPF_WRITES) && c->op->rules->writes(c, i)) bytes += meta_bytes(c->in[i]);
     }
-    for (int i = 0; i < c->op->n_out; i++)
-        if (c->out[i] && !seen(c->out, i)) bytes += meta_bytes(c->out[i]);
+    for (int i = 0; i < c->op->n_out; i++) {
+        bool counted =
+            (c->op->flags & DDP_OPF_WRITES) && c->in[0] && c->out[i] && c->out[i]->storage == c->in[0]->storage;
+        if (c->out[i] && !counted && !seen(c->out, i)) bytes += meta_bytes(c->out[i]);
+    }
     return bytes;
 }
 
