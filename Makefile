@@ -117,8 +117,14 @@ lint: all ## clang-format, clang-tidy, luacheck
 format: ## clang-format all C in place
 	clang-format -i $$(git ls-files '*.c' '*.h')
 
-bench: all ## speed beside PyTorch's, where a torch is installed (PYTHON=...)
-	tests/bench/run.sh $(B)
+bench: all $(B)/peak ## speed beside PyTorch's, where a torch is installed (PYTHON=... WHAT=table|conv|memory|steps|all BENCH_ARGS=...)
+	tests/bench/run.sh $(B) $(WHAT)
+
+roofline: all $(B)/peak ## one training step by kernel and shape, beside this machine's limits (ARGS="--batch 32 --amp bf16")
+	OMP_NUM_THREADS=1 $(B)/ddprun tests/bench/roofline.lua --peak $(B)/peak $(ARGS)
+
+$(B)/peak: tests/bench/peak.c
+	$(CC) -O2 -Wall -Wextra $(WERROR) $< -o $@
 
 clean: ## remove what was built
 	rm -rf build build-address
@@ -126,6 +132,6 @@ clean: ## remove what was built
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
-.PHONY: all deps deps-check demo install test test-san check lint format bench clean help
+.PHONY: all deps deps-check demo install test test-san check lint format bench roofline clean help
 .SUFFIXES:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

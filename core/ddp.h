@@ -394,6 +394,23 @@ DDP_API int ddp_stats_mark_get(int i, const char **name, double *ms);
 /* Seconds since the first step's end and milliseconds from the launch to it; -1 before. */
 DDP_API double ddp_stats_first_step_ms(void);
 DDP_API double ddp_now(void); /* seconds, monotonic */
+/* A profile: time by kernel and shape, of the calls that the compute thread makes between start and stop. Start clears what
+ * was counted before. While it is off a call pays for one branch. Compute thread. */
+typedef struct ddp_profile_row {
+    const char *kernel; /* "conv2d.onednn" */
+    const char *op;     /* "conv2d" */
+    const char
+        *shape; /* "64x64x32x32 w 64x64x3x3": the first input, others by name, "-> " the result where it differs */
+    int64_t calls;
+    double seconds; /* inside the kernel */
+    double flops;   /* useful operations: a multiply-add is two */
+    double bytes;   /* inputs read and results written, once each */
+} ddp_profile_row;
+DDP_API int ddp_profile_start(void);
+DDP_API void ddp_profile_stop(void);
+/* Row i, from 0; DDP_EINVAL past the last (no error is set). Texts are valid until the next start, or the next call while
+ * it is on. */
+DDP_API int ddp_profile_read(int64_t i, ddp_profile_row *row);
 /* Writes the rank's JSON text where the launcher collects it (its report pipe); 0 without a launcher. */
 DDP_API int ddp_report_send(const char *json);
 

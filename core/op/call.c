@@ -133,6 +133,8 @@ static int compute(ddp_call *c) {
     if ((c->op->flags & DDP_OPF_COLLECTIVE) && ddp__slots.collective) return ddp__slots.collective(c);
     const ddp_kernel *k = ddp__pick_kernel(c);
     if (!k) return ddp__pending();
+    if (__builtin_expect(atomic_load_explicit(&ddp__profile_on, memory_order_relaxed), 0))
+        return ddp__profile_run(k, c);
     return k->run(c);
 }
 

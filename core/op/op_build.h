@@ -9,4 +9,11 @@ DDP_LOCAL int ddp__ints_set(const char *op, const char *attr, ddp_ints *out, int
 /* lists[0..k) of n tensors each, one after the other; the caller frees. NULL with the error set. */
 DDP_LOCAL ddp_tensor **ddp__join_lists(int k, int n, ddp_tensor *const *const *lists);
 
+/* ---- profiles (profile.c) ---- */
+DDP_LOCAL extern atomic_bool ddp__profile_on;
+/* k->run(c), counted. */
+DDP_LOCAL int ddp__profile_run(const ddp_kernel *k, const ddp_call *c);
+/* Useful operations of a call: rules->flops, else one an element of the first result. */
+DDP_LOCAL double ddp__call_flops(const ddp_call *c);
+
 #endif

@@ -1,4 +1,5 @@
 /* registry.c -- kernel lists, plug-ins, and the choice of a kernel. */
+#include "op_build.h"
 #include "registry.h"
 
 #include <dlfcn.h>
@@ -68,7 +69,7 @@ static void load_onednn(void) {
     if (entry) lists[ONEDNN] = entry();
 }
 
-static double call_flops(const ddp_call *c) {
+double ddp__call_flops(const ddp_call *c) {
     if (c->op->rules->flops) return c->op->rules->flops(c);
     return c->out[0] ? (double)c->out[0]->numel : 0;
 }
@@ -112,7 +113,7 @@ const ddp_kernel *ddp__pick_kernel(const ddp_call *c) {
     const ddp_kernel *k = NULL;
     for (int n = 0; n < DDP_MAX_LISTS && !k; n++) {
         int i = own_first(c->op) && n < REF ? CPU - n : n;
-        if (i == ONEDNN && (!onednn_has(c->op) || (!only && call_flops(c) < worth_flops))) continue;
+        if (i == ONEDNN && (!onednn_has(c->op) || (!only && ddp__call_flops(c) < worth_flops))) continue;
         if (i == ONEDNN && (!only || strcmp(only, "onednn") == 0)) pthread_once(&onednn_once, load_onednn);
         if (!lists[i] || (only && strcmp(only, lists[i]->name) != 0)) continue;
         k = pick_from(lists[i], c, &why);

@@ -1,0 +1,89 @@
+-- memory.lua -- ops that memory bounds, as GB/s (inputs read, results written, once each) beside a copy of as many bytes,
+-- on one thread. What reads more than it writes (steps) may pass the copy. A row under 80 % of the copy is marked. Best of several runs, random data.
+package.path = "tests/bench/?.lua;" .. package.path
+local ddp = require "ddp"
+local bench = require "bench"
+local ops = require "ddp.ops"
+local nn = ddp.nn
+local opts = ddp.args { batch = 64, seconds = .1, only = "", peak = "build/peak" }
+
+local rows = {}
+local function row(name, fn) rows[#rows + 1] = { name, fn } end
+
+local x, g = bench.channels_last(opts.batch, 64, 32, 32), bench.channels_last(opts.batch, 64, 32, 32)
+local weight, bias, running_mean, running_var = ddp.rand(64), ddp.randn(64), ddp.randn(64), ddp.rand(64)
+local _, mean, rstd = ops.batch_norm(x, weight, bias, running_mean, running_var, true)
+row("batch norm, forward", function() return ops.batch_norm(x, weight, bias, running_mean, running_var, true) end)
+row("batch norm, evaluation", function() return ops.batch_norm(x, weight, bias, running_mean, running_var, false) end)
+row("batch norm, backward", function() return ops.batch_norm_grad(g, x, weight, mean, rstd, true) end)
+row("relu", function() return ops.relu(x) end)
+row("relu, backward", function() return ops.relu_grad(g, x) end)
+row("add", function() return ops.add(x, g) end)
+local pooled, places = ops.max_pool2d(x, 3, 2, 1)
+row("max pool 3/2, forward", function() return ops.max_pool2d(x, 3, 2, 1) end)
+row("max pool 3/2, backward", function() return ops.max_pool2d_grad(pooled, places, x:size()) end)
+local averaged = ops.adaptive_avg_pool2d(x, 1)
+row("average pool to 1x1, forward", function() return ops.adaptive_avg_pool2d(x, 1) end)
+row("average pool to 1x1, backward", function() return ops.adaptive_avg_pool2d_grad(averaged, x:size()) end)
+
+local logits, labels, one = ddp.randn(4096, 1000), ddp.randint(0, 1000, { 4096 }), ddp.tensor(1)
+row("softmax", function() return ops.softmax(logits, -1) end)
+row("log softmax", function() return ops.log_softmax(logits, -1) end)
+row("cross entropy, forward", function() return ops.cross_entropy(logits, labels) end)
+row("cross entropy, backward", function() return ops.cross_entropy_grad(one, logits, labels) end)
+local wide, lw, lb = ddp.randn(4096, 768), ddp.rand(768), ddp.randn(768)
+if ops.layer_norm then
+  local h = ddp.randn(4096, 768, { requires_grad = true })
+  row("layer norm, forward", function() return ddp.nn.functional.layer_norm(wide, { 768 }, lw, lb) end)
+  row("layer norm, both ways", function() ddp.nn.functional.layer_norm(h, { 768 }, lw, lb):backward(wide) h.grad = nil end)
+end
+
+local flat = ddp.randn(4096, 1024)
+local half = flat:to "bf16"
+row("sum of all", function() return ops.sum(flat) end)
+row("sum of rows", function() return ops.sum(flat, 2) end)
+row("sum of columns", function() return ops.sum(flat, 1) end)
+row("largest of rows", function() return ops.amax(flat, 2) end)
+row("argmax of rows", function() return ops.argmax(flat, 2) end)
+row("cast f32 to bf16", function() return ops.cast(flat, "bf16") end)
+row("cast bf16 to f32", function() return ops.cast(half, "f32") end)
+row("transpose into rows", function() return flat:t():contiguous() end)
+row("dropout", function() return ops.dropout(flat, .5) end)
+
+local function step(name, make)
+  local p = nn.Parameter(ddp.randn(11e6))
+  p.grad = ddp.randn(11e6)
+  local opt = make({ p })
+  opt:step()
+  row(name .. " step, 11 M", function() opt:step() end)
+end
+step("SGD", function(p) return ddp.optim.SGD(p, { lr = 1e-6 }) end)
+step("SGD, momentum", function(p) return ddp.optim.SGD(p, { lr = 1e-6, momentum = .9, weight_decay = 1e-4 }) end)
+step("Adam", function(p) return ddp.optim.Adam(p, { lr = 1e-6 }) end)
+step("AdamW", function(p) return ddp.optim.AdamW(p, { lr = 1e-6 }) end)
+
+-- {kernel, bytes, GB/s} of a row.
+local function measure(fn)
+  local profile, bytes = ddp.profile(fn), 0
+  for _, k in ipairs(profile) do bytes = bytes + k.gb_per_s * k.seconds * 1e9 end
+  local rate = bytes / bench.best(fn, opts.seconds) / 1e9
+  collectgarbage()
+  return { kernel = profile[1] and profile[1].kernel or "-", bytes = bytes, rate = rate }
+end
+
+local results, sizes = {}, {}
+for _, r in ipairs(rows) do
+  if r[1]:find(opts.only, 1, true) then
+    local m = measure(r[2])
+    m.name = r[1]
+    results[#results + 1] = m
+    sizes[#sizes + 1] = ("%.0f"):format(m.bytes)
+  end
+end
+local copies = bench.limits(opts.peak .. " " .. table.concat(sizes, " ")).copy
+
+print(("%-30s %-30s %9s %8s %8s %8s"):format("", "kernel", "MB", "GB/s", "copy", "share"))
+for i, m in ipairs(results) do
+  local copy = copies[i][2]
+  print(("%-30s %-30s %9.1f %8.1f %8.1f %6.0f %%%s"):format(m.name, m.kernel, m.bytes / 1e6, m.rate, copy, 100 * m.rate / copy, m.rate < .8 * copy and "  <" or ""))
+end
