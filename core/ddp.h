@@ -374,6 +374,20 @@ DDP_API void ddp_autocast_end(int before);
 /* The dtype in force on this thread, or DDP_AUTOCAST_OFF. */
 DDP_API int ddp_autocast_dtype(void);
 
+/* How exact f32 matrix products and convolutions are.
+ *   EXACT    each product in f32, as defined
+ *   HIGHEST  (the default) Winograd's fast convolutions too, still in f32: errors of at most 1e-5 of the largest result,
+ *            measured up to 4e-6 (EXACT: 2e-6), and an Inf or NaN spreads over its tile of 4x4 results
+ *   HIGH     two bf16 parts for each f32 (16 bits of mantissa) where the processor gains by it; elsewhere as HIGHEST
+ * bf16 and f16 tensors are not affected. DDP_EINVAL for another level. Any thread; holds for the process. */
+enum { DDP_F32_EXACT, DDP_F32_HIGHEST, DDP_F32_HIGH };
+DDP_API int ddp_set_float32_matmul_precision(int level);
+DDP_API int ddp_float32_matmul_precision(void);
+/* on: results do not depend on the number of threads either (oneDNN is not used: it shares sums out by threads). Two runs
+ * with the same threads give the same bits without this. Any thread; holds for the process. */
+DDP_API void ddp_set_deterministic(int on);
+DDP_API int ddp_is_deterministic(void);
+
 /* ---- the run's numbers ------------------------------------------------------------------------------------------ */
 
 /* Seconds of the last n steps by part; the step ends with ddp_stats_step, which optimizers call. Compute thread. */

@@ -13,7 +13,7 @@ local function refuse(text)
   if ddp.rank() == 0 then io.stderr:write(text, "\n") end
   os.exit(2, true)
 end
-for name, off in pairs { compile = "off", save = "", resume = "", deterministic = false } do
+for name, off in pairs { compile = "off", save = "", resume = "" } do
   if args[name] ~= off then refuse(("--%s %s is not built yet; %s is accepted"):format(name, tostring(args[name]), off == "" and "leaving it out" or tostring(off))) end
 end
 for name, least in pairs { epochs = 0, steps = 0, batch = 1, accumulate = 1, workers = 0, seed = 0 } do
@@ -21,6 +21,7 @@ for name, least in pairs { epochs = 0, steps = 0, batch = 1, accumulate = 1, wor
   if v % 1 ~= 0 or v < least then refuse(("--%s is %s, expected a whole number from %d"):format(name, tostring(v), least)) end
 end
 
+ddp.deterministic(args.deterministic)
 ddp.init()
 ddp.manual_seed(args.seed)
 

@@ -113,7 +113,8 @@ const ddp_kernel *ddp__pick_kernel(const ddp_call *c) {
     const ddp_kernel *k = NULL;
     for (int n = 0; n < DDP_MAX_LISTS && !k; n++) {
         int i = own_first(c->op) && n < REF ? CPU - n : n;
-        if (i == ONEDNN && (!onednn_has(c->op) || (!only && ddp__call_flops(c) < worth_flops))) continue;
+        if (i == ONEDNN && !only && (ddp_is_deterministic() || ddp__call_flops(c) < worth_flops)) continue;
+        if (i == ONEDNN && !onednn_has(c->op)) continue;
         if (i == ONEDNN && (!only || strcmp(only, "onednn") == 0)) pthread_once(&onednn_once, load_onednn);
         if (!lists[i] || (only && strcmp(only, lists[i]->name) != 0)) continue;
         k = pick_from(lists[i], c, &why);

@@ -29,47 +29,50 @@ typedef struct wino {
     bool *failed; /* set by any thread */
 } wino;
 
-/* ---- the transforms of one line of a tile ----------------------------------------------------------------------- */
+/* ---- the transforms of one line of a tile: interpolation at 0, +-1/sqrt(2), +-sqrt(2) and infinity ----------------- */
 
-/* B^T d: 6 from 6. */
+static const float SQ2 = 1.41421356237309505f, HALF_SQ2 = 0.70710678118654752f;
+
+/* B^T d: 6 from 6; rows are the coefficients of M(x)/(x - p), M(x) = x (x^2 - 1/2) (x^2 - 2). */
 CONV_INLINE void line_in(const cpu_vec *d, int64_t s, cpu_vec *o, int64_t t) {
-    cpu_vec a = d[4 * s] - 4 * d[2 * s], b = d[3 * s] - 4 * d[s], c = d[4 * s] - d[2 * s], e = 2 * (d[3 * s] - d[s]);
-    o[0] = 4 * d[0] + (d[4 * s] - 5 * d[2 * s]);
-    o[t] = a + b;
-    o[2 * t] = a - b;
-    o[3 * t] = c + e;
-    o[4 * t] = c - e;
-    o[5 * t] = 4 * d[s] + (d[5 * s] - 5 * d[3 * s]);
+    cpu_vec a = d[4 * s] - 2 * d[2 * s], b = d[3 * s] - 2 * d[s];
+    cpu_vec c = d[4 * s] - 0.5f * d[2 * s], e = d[3 * s] - 0.5f * d[s];
+    o[0] = d[0] + d[4 * s] - 2.5f * d[2 * s];
+    o[t] = a + HALF_SQ2 * b;
+    o[2 * t] = a - HALF_SQ2 * b;
+    o[3 * t] = c + SQ2 * e;
+    o[4 * t] = c - SQ2 * e;
+    o[5 * t] = d[s] + d[5 * s] - 2.5f * d[3 * s];
 }
 
-/* A^T m: 4 from 6. */
+/* A^T m: 4 from 6; columns are the powers of the points. */
 CONV_INLINE void line_out(const cpu_vec *m, int64_t s, cpu_vec *o, int64_t t) {
     cpu_vec a = m[s] + m[2 * s], b = m[s] - m[2 * s], c = m[3 * s] + m[4 * s], d = m[3 * s] - m[4 * s];
-    o[0] = m[0] + (a + c);
-    o[t] = b + 2 * d;
-    o[2 * t] = a + 4 * c;
-    o[3 * t] = b + 8 * d + m[5 * s];
+    o[0] = m[0] + a + c;
+    o[t] = HALF_SQ2 * b + SQ2 * d;
+    o[2 * t] = 0.5f * a + 2 * c;
+    o[3 * t] = m[5 * s] + 0.5f * HALF_SQ2 * b + 2 * SQ2 * d;
 }
 
 /* A g: 6 from 4. */
 CONV_INLINE void line_back(const cpu_vec *g, int64_t s, cpu_vec *o, int64_t t) {
-    cpu_vec even = g[0] + g[2 * s], odd = g[s] + g[3 * s];
-    cpu_vec even4 = g[0] + 4 * g[2 * s], odd4 = 2 * g[s] + 8 * g[3 * s];
+    cpu_vec a = g[0] + 0.5f * g[2 * s], b = HALF_SQ2 * (g[s] + 0.5f * g[3 * s]);
+    cpu_vec c = g[0] + 2 * g[2 * s], d = SQ2 * (g[s] + 2 * g[3 * s]);
     o[0] = g[0];
-    o[t] = even + odd;
-    o[2 * t] = even - odd;
-    o[3 * t] = even4 + odd4;
-    o[4 * t] = even4 - odd4;
+    o[t] = a + b;
+    o[2 * t] = a - b;
+    o[3 * t] = c + d;
+    o[4 * t] = c - d;
     o[5 * t] = g[3 * s];
 }
 
-/* G w: 6 from 3. */
+/* G w: 6 from 3; rows are the powers of the points over the products of their distances. */
 CONV_INLINE void line_weight(const cpu_vec *w, int64_t s, cpu_vec *o, int64_t t) {
-    cpu_vec a = -1.0f / 6 * (w[0] + w[2 * s]), b = -1.0f / 6 * w[s];
-    cpu_vec c = 1.0f / 24 * w[0] + 1.0f / 6 * w[2 * s], d = 1.0f / 12 * w[s];
-    o[0] = 0.25f * w[0];
-    o[t] = a + b;
-    o[2 * t] = a - b;
+    cpu_vec a = -2.0f / 3 * w[0] - 1.0f / 3 * w[2 * s], b = SQ2 / 3 * w[s];
+    cpu_vec c = 1.0f / 6 * w[0] + 1.0f / 3 * w[2 * s], d = SQ2 / 6 * w[s];
+    o[0] = w[0];
+    o[t] = a - b;
+    o[2 * t] = a + b;
     o[3 * t] = c + d;
     o[4 * t] = c - d;
     o[5 * t] = w[2 * s];
@@ -78,9 +81,9 @@ CONV_INLINE void line_weight(const cpu_vec *w, int64_t s, cpu_vec *o, int64_t t)
 /* G^T u: 3 from 6. */
 CONV_INLINE void line_weight_back(const cpu_vec *u, int64_t s, cpu_vec *o, int64_t t) {
     cpu_vec a = u[s] + u[2 * s], b = u[s] - u[2 * s], c = u[3 * s] + u[4 * s], d = u[3 * s] - u[4 * s];
-    o[0] = 0.25f * u[0] - 1.0f / 6 * a + 1.0f / 24 * c;
-    o[t] = 1.0f / 12 * d - 1.0f / 6 * b;
-    o[2 * t] = 1.0f / 6 * (c - a) + u[5 * s];
+    o[0] = u[0] - 2.0f / 3 * a + 1.0f / 6 * c;
+    o[t] = SQ2 / 6 * d - SQ2 / 3 * b;
+    o[2 * t] = 1.0f / 3 * (c - a) + u[5 * s];
 }
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
@@ -434,6 +437,7 @@ const char *conv_wino_reject(const ddp_call *c) {
 #if !defined(__AVX2__)
     return "needs AVX2";
 #endif
+    if (!s.bf16 && ddp_float32_matmul_precision() == DDP_F32_EXACT) return "f32 precision is exact";
     if (s.R != 3 || s.S != 3 || s.groups != 1) return "not a 3x3 window of one group";
     for (int i = 0; i < 2; i++)
         if (s.stride[i] != 1 || s.dilation[i] != 1 || s.padding[i] > 2) return "stride, dilation or padding";
