@@ -1,6 +1,10 @@
 /* norm.c -- batch normalisation. */
 #include "ops.h"
 
+static bool is_grad(const ddp_call *c) {
+    return c->op->id == DDP_OP_batch_norm_grad || c->op->id == DDP_OP_batch_norm_act_grad;
+}
+
 /* in[i] is [channels], of the statistics' dtype (f32 where x is f16 or bf16) or, where `own` is set, of x's. */
 static int need_channel(const ddp_call *c, int i, int64_t channels, bool own) {
     const ddp_tensor *t = c->in[i];
@@ -8,7 +12,7 @@ static int need_channel(const ddp_call *c, int i, int64_t channels, bool own) {
     if (t->m.ndim != 1 || t->m.size[0] != channels)
         return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected [%lld] for x %s", c->op->in_names[i],
                             DDP_SHAPE_TEXT(&t->m), (long long)channels,
-                            DDP_SHAPE_TEXT(&c->in[c->op->id == DDP_OP_batch_norm ? 0 : 1]->m));
+                            DDP_SHAPE_TEXT(&c->in[is_grad(c) ? 1 : 0]->m));
     if (own && t->m.dtype == c->in[0]->m.dtype) return 0;
     return ddp__need_dtype(c, i, ddp__wide(c->in[0]->m.dtype));
 }
@@ -34,7 +38,7 @@ static int batch_norm_infer(const ddp_call *c, ddp_meta *out) {
 }
 
 static bool batch_norm_writes(const ddp_call *c, int i) {
-    return i >= 3 && ((const ddp_batch_norm_attrs *)c->attrs)->training;
+    return (i == 3 || i == 4) && ((const ddp_batch_norm_attrs *)c->attrs)->training;
 }
 
 static int batch_norm_vjp(ddp_vjp *v) {
@@ -98,6 +102,61 @@ static int batch_norm_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor *
 
 static int batch_norm_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, batch_norm_grad_chain); }
 
+/* ---- with relu, and a residual ------------------------------------------------------------------------------------ */
+
+_Static_assert(sizeof(ddp_batch_norm_act_attrs) == sizeof(ddp_batch_norm_attrs), "the same attributes");
+_Static_assert(sizeof(ddp_batch_norm_act_grad_attrs) == sizeof(ddp_batch_norm_grad_attrs), "the same attributes");
+
+static int batch_norm_act_infer(const ddp_call *c, ddp_meta *out) {
+    int st = batch_norm_infer(c, out);
+    if (st < 0 || !c->in[5]) return st;
+    if (!ddp__meta_same_size(&c->in[5]->m, &c->in[0]->m))
+        return ddp__op_fail(c, DDP_ESHAPE, "residual is %s, x %s", DDP_SHAPE_TEXT(&c->in[5]->m),
+                            DDP_SHAPE_TEXT(&c->in[0]->m));
+    return ddp__need_dtype(c, 5, c->in[0]->m.dtype);
+}
+
+static int batch_norm_act_vjp(ddp_vjp *v) {
+    const ddp_batch_norm_act_attrs *a = v->attrs;
+    bool batch_stats = a->training || v->in_meta[3].ndim < 0, residual = v->in_meta[5].ndim >= 0;
+    ddp_tensor *g = v->grad_out[0], *dx, *dw, *db;
+    int st;
+    if (!g) return 0;
+    if (residual) {
+        g = ddp_relu_grad(g, v->out[0]);
+        st = ddp_batch_norm_grad(g, v->in[0], v->in[1], v->out[1], v->out[2], batch_stats, &dx, &dw, &db);
+    } else {
+        st = ddp_batch_norm_act_grad(g, v->in[0], v->in[1], v->out[1], v->out[2], v->in[2], batch_stats, &dx, &dw, &db);
+    }
+    if (st < 0) return st;
+    if (v->needs[0]) v->grad_in[0] = dx;
+    if (v->needs[1]) v->grad_in[1] = dw;
+    if (v->needs[2]) v->grad_in[2] = ddp__narrowed(db, v->in_meta[2].dtype);
+    if (residual && v->needs[5]) v->grad_in[5] = g;
+    return 0;
+}
+
+static int batch_norm_act_grad_infer(const ddp_call *c, ddp_meta *out) {
+    int st = batch_norm_grad_infer(c, out);
+    return st < 0 ? st : need_channel(c, 5, c->in[1]->m.size[1], true);
+}
+
+/* What relu let pass is a constant mask on g; then batch_norm_grad's chain. */
+static int batch_norm_act_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
+    const ddp_meta *m = &v->in_meta[1];
+    int64_t shape[DDP_MAX_DIM];
+    for (int d = 0; d < m->ndim; d++) shape[d] = d == 1 ? m->size[1] : 1;
+    ddp_tensor *x = ddp_detach(ddp__widened(in[1])), *w = ddp__widened(in[2]), *b = ddp__widened(in[5]);
+    ddp_tensor *z = ddp_mul(ddp_sub(x, ddp_view(in[3], m->ndim, shape)), ddp_view(in[4], m->ndim, shape));
+    if (w) z = ddp_mul(z, ddp_view(ddp_detach(w), m->ndim, shape));
+    if (b) z = ddp_add(z, ddp_view(ddp_detach(b), m->ndim, shape));
+    ddp_tensor *masked[6] = {NULL, in[1], in[2], in[3], in[4], in[5]};
+    masked[0] = ddp_where(ddp_gt(z, ddp_scalar(0)), in[0], ddp_scalar(0));
+    return batch_norm_grad_chain(v, masked, out);
+}
+
+static int batch_norm_act_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, batch_norm_act_grad_chain); }
+
 static double norm_flops(const ddp_call *c) { return 8.0 * (double)c->in[0]->numel; }
 
 #define IN DDP_SAVE_IN
@@ -111,3 +170,14 @@ const ddp_op_rules ddp__batch_norm_grad_rules = {.infer = batch_norm_grad_infer,
                                                  .vjp = batch_norm_grad_vjp,
                                                  .saves = IN(0) | IN(1) | IN(2) | IN(3) | IN(4),
                                                  .flops = norm_flops};
+const ddp_op_rules ddp__batch_norm_act_rules = {
+    .infer = batch_norm_act_infer,
+    .vjp = batch_norm_act_vjp,
+    .saves = IN(0) | IN(1) | IN(2) | DDP_SAVE_OUT(0) | DDP_SAVE_OUT(1) | DDP_SAVE_OUT(2),
+    .const_out = 6,
+    .flops = norm_flops,
+    .writes = batch_norm_writes};
+const ddp_op_rules ddp__batch_norm_act_grad_rules = {.infer = batch_norm_act_grad_infer,
+                                                     .vjp = batch_norm_act_grad_vjp,
+                                                     .saves = IN(0) | IN(1) | IN(2) | IN(3) | IN(4) | IN(5),
+                                                     .flops = norm_flops};

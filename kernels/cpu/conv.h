@@ -54,39 +54,27 @@ DDP_LOCAL int conv_weight_run(const ddp_call *c);
 
 /* ---- vectors of channels ---------------------------------------------------------------------------------------- */
 
-typedef uint16_t conv_half __attribute__((vector_size(CPU_W * 2), aligned(2), may_alias));
-typedef uint32_t conv_bits __attribute__((vector_size(CPU_W * 4), may_alias));
-
-#define CONV_INLINE static inline __attribute__((always_inline))
-
 /* n <= CPU_W values of f32 or bf16 at p, 0 beyond. */
-CONV_INLINE cpu_vec conv_load(const void *p, bool bf16, int64_t n) {
-    if (bf16) {
-        conv_half h = {0};
-        if (n >= CPU_W) h = *(const conv_half *)p;
-        else memcpy(&h, p, (size_t)n * 2);
-        return (cpu_vec)(__builtin_convertvector(h, conv_bits) << 16);
-    }
-    if (n >= CPU_W) return *(const cpu_vec *)p;
+CPU_INLINE cpu_vec conv_load(const void *p, bool bf16, int64_t n) {
+    cpu_halves h = {0};
     cpu_vec v = {0};
+    if (n >= CPU_W) return cpu_load(bf16 ? DDP_BF16 : DDP_F32, p, 0);
+    if (bf16) {
+        memcpy(&h, p, (size_t)n * 2);
+        return cpu_from_bf16(h);
+    }
     memcpy(&v, p, (size_t)n * 4);
     return v;
 }
 
-/* Rounded to nearest even; NaN stays NaN. */
-CONV_INLINE conv_half conv_to_bf16(cpu_vec v) {
-    conv_bits u = (conv_bits)v, nan = (conv_bits)((u & 0x7fffffff) > 0x7f800000);
-    conv_bits rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16, kept = (u >> 16) | 0x40;
-    return __builtin_convertvector((nan & kept) | (~nan & rounded), conv_half);
-}
-
-CONV_INLINE void conv_store(void *p, bool bf16, int64_t n, cpu_vec v) {
-    if (bf16) {
-        conv_half h = conv_to_bf16(v);
-        if (n >= CPU_W) *(conv_half *)p = h;
-        else memcpy(p, &h, (size_t)n * 2);
-    } else if (n >= CPU_W) *(cpu_vec *)p = v;
-    else memcpy(p, &v, (size_t)n * 4);
+/* The first n <= CPU_W of v, bf16 rounded to nearest even. */
+CPU_INLINE void conv_store(void *p, bool bf16, int64_t n, cpu_vec v) {
+    if (n >= CPU_W) {
+        cpu_store(bf16 ? DDP_BF16 : DDP_F32, p, 0, v);
+    } else if (bf16) {
+        cpu_halves h = cpu_to_bf16(v);
+        memcpy(p, &h, (size_t)n * 2);
+    } else memcpy(p, &v, (size_t)n * 4);
 }
 
 /* to[0..n) = n bf16 values as f32. */

@@ -58,7 +58,7 @@ typedef struct block {
 } block;
 enum { NOWHERE = INT32_MIN };
 
-CONV_INLINE void finish(const direct *d, int rows, char *const *to, int64_t k, cpu_vec acc[][2]) {
+CPU_INLINE void finish(const direct *d, int rows, char *const *to, int64_t k, cpu_vec acc[][2]) {
     int64_t bytes = d->bf16 ? 2 : 4, n = d->K - k;
     for (int j = 0; j < 2 && n > 0; j++, n -= CPU_W, k += CPU_W) {
         cpu_vec bias = d->bias ? conv_load(d->bias + k * bytes, d->bf16, n) : (cpu_vec){0};
@@ -75,7 +75,7 @@ CONV_INLINE void finish(const direct *d, int rows, char *const *to, int64_t k, c
 }
 
 /* Pixels i0 .. i0 + rows, channels k .. k + CONV_NR, f32. u: this panel. */
-CONV_INLINE void tile(const direct *d, const block *b, int rows, int64_t i0, int64_t k, const float *u) {
+CPU_INLINE void tile(const direct *d, const block *b, int rows, int64_t i0, int64_t k, const float *u) {
     cpu_vec acc[CONV_MR][2];
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = (cpu_vec){0};
@@ -110,7 +110,7 @@ static void tiles(const direct *d, const block *b, int64_t k, const float *u) {
 #define WITH_BF16 __attribute__((target("avx512bf16")))
 
 /* The same by pairs of bf16 channels. width is even. */
-WITH_BF16 CONV_INLINE void pair_tile(const direct *d, const block *b, int rows, int64_t i0, int64_t k, const uint32_t *u) {
+WITH_BF16 CPU_INLINE void pair_tile(const direct *d, const block *b, int rows, int64_t i0, int64_t k, const uint32_t *u) {
     __m512 acc[CONV_MR][2];
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
@@ -202,7 +202,7 @@ static void look_up(const direct *d, const class_of_pixels *k, int64_t first, in
 }
 
 /* n bytes, in steps of 16 where the source has room for it: what lies beyond is overwritten by the next row. */
-CONV_INLINE void copy_row(char *to, const char *from, int64_t n, const char *end) {
+CPU_INLINE void copy_row(char *to, const char *from, int64_t n, const char *end) {
     if (from + conv_round_up(n, 16) > end) memcpy(to, from, (size_t)n);
     else
         for (int64_t i = 0; i < n; i += 16) memcpy(to + i, from + i, 16);

@@ -35,7 +35,7 @@ typedef struct grad {
 /* ---- laying out ------------------------------------------------------------------------------------------------------ */
 
 /* n values of the two rows as the products want them: f32 of a, or bf16 of a and b in one word. b NULL: zeros. */
-CONV_INLINE void put(const grad *q, const char *a, const char *b, int64_t n, uint32_t *to) {
+CPU_INLINE void put(const grad *q, const char *a, const char *b, int64_t n, uint32_t *to) {
     if (!q->s.bf16) memcpy(to, a, (size_t)n * 4);
     else {
         const uint16_t *lo = (const uint16_t *)(const void *)a, *hi = (const uint16_t *)(const void *)b;

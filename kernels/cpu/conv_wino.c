@@ -34,7 +34,7 @@ typedef struct wino {
 static const float SQ2 = 1.41421356237309505f, HALF_SQ2 = 0.70710678118654752f;
 
 /* B^T d: 6 from 6; rows are the coefficients of M(x)/(x - p), M(x) = x (x^2 - 1/2) (x^2 - 2). */
-CONV_INLINE void line_in(const cpu_vec *d, int64_t s, cpu_vec *o, int64_t t) {
+CPU_INLINE void line_in(const cpu_vec *d, int64_t s, cpu_vec *o, int64_t t) {
     cpu_vec a = d[4 * s] - 2 * d[2 * s], b = d[3 * s] - 2 * d[s];
     cpu_vec c = d[4 * s] - 0.5f * d[2 * s], e = d[3 * s] - 0.5f * d[s];
     o[0] = d[0] + d[4 * s] - 2.5f * d[2 * s];
@@ -46,7 +46,7 @@ CONV_INLINE void line_in(const cpu_vec *d, int64_t s, cpu_vec *o, int64_t t) {
 }
 
 /* A^T m: 4 from 6; columns are the powers of the points. */
-CONV_INLINE void line_out(const cpu_vec *m, int64_t s, cpu_vec *o, int64_t t) {
+CPU_INLINE void line_out(const cpu_vec *m, int64_t s, cpu_vec *o, int64_t t) {
     cpu_vec a = m[s] + m[2 * s], b = m[s] - m[2 * s], c = m[3 * s] + m[4 * s], d = m[3 * s] - m[4 * s];
     o[0] = m[0] + a + c;
     o[t] = HALF_SQ2 * b + SQ2 * d;
@@ -55,7 +55,7 @@ CONV_INLINE void line_out(const cpu_vec *m, int64_t s, cpu_vec *o, int64_t t) {
 }
 
 /* A g: 6 from 4. */
-CONV_INLINE void line_back(const cpu_vec *g, int64_t s, cpu_vec *o, int64_t t) {
+CPU_INLINE void line_back(const cpu_vec *g, int64_t s, cpu_vec *o, int64_t t) {
     cpu_vec a = g[0] + 0.5f * g[2 * s], b = HALF_SQ2 * (g[s] + 0.5f * g[3 * s]);
     cpu_vec c = g[0] + 2 * g[2 * s], d = SQ2 * (g[s] + 2 * g[3 * s]);
     o[0] = g[0];
@@ -67,7 +67,7 @@ CONV_INLINE void line_back(const cpu_vec *g, int64_t s, cpu_vec *o, int64_t t) {
 }
 
 /* G w: 6 from 3; rows are the powers of the points over the products of their distances. */
-CONV_INLINE void line_weight(const cpu_vec *w, int64_t s, cpu_vec *o, int64_t t) {
+CPU_INLINE void line_weight(const cpu_vec *w, int64_t s, cpu_vec *o, int64_t t) {
     cpu_vec a = -2.0f / 3 * w[0] - 1.0f / 3 * w[2 * s], b = SQ2 / 3 * w[s];
     cpu_vec c = 1.0f / 6 * w[0] + 1.0f / 3 * w[2 * s], d = SQ2 / 6 * w[s];
     o[0] = w[0];
@@ -79,7 +79,7 @@ CONV_INLINE void line_weight(const cpu_vec *w, int64_t s, cpu_vec *o, int64_t t)
 }
 
 /* G^T u: 3 from 6. */
-CONV_INLINE void line_weight_back(const cpu_vec *u, int64_t s, cpu_vec *o, int64_t t) {
+CPU_INLINE void line_weight_back(const cpu_vec *u, int64_t s, cpu_vec *o, int64_t t) {
     cpu_vec a = u[s] + u[2 * s], b = u[s] - u[2 * s], c = u[3 * s] + u[4 * s], d = u[3 * s] - u[4 * s];
     o[0] = u[0] - 2.0f / 3 * a + 1.0f / 6 * c;
     o[t] = SQ2 / 6 * d - SQ2 / 3 * b;
@@ -107,7 +107,7 @@ static void pixels(const char *image, int64_t H, int64_t W, int64_t bytes, int64
 }
 
 /* V[point][c .. c + CPU_W) of one tile from its 36 pixels; points `step` floats apart. */
-CONV_INLINE void tile_in(const char *const *p, int64_t offset, int64_t ahead, bool bf16, int64_t n, float *to, int64_t step) {
+CPU_INLINE void tile_in(const char *const *p, int64_t offset, int64_t ahead, bool bf16, int64_t n, float *to, int64_t step) {
     cpu_vec d[6], t[POINTS], o[6];
     for (int r = 0; r < 6; r++)
         for (int s = 2; s < 6; s++) __builtin_prefetch(p[r * 6 + s] + offset + ahead);
@@ -142,7 +142,7 @@ static void transform_in(const wino *v, int64_t t, float *to, int64_t step) {
 }
 
 /* n <= CPU_W channels of the 16 pixels q (NULL: outside) from M, points `step` floats apart. */
-CONV_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const *q, int64_t offset, int64_t ahead,
+CPU_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const *q, int64_t offset, int64_t ahead,
                           bool bf16, int64_t n) {
     cpu_vec d[6], t[24], o[4];
     for (int i = 0; i < 16; i++)
@@ -215,7 +215,7 @@ static void pack_panel(const wino *v, int64_t k, float *u) {
 /* ---- forward and gradient of x ------------------------------------------------------------------------------------ */
 
 /* m[rows][CONV_NR] = v[rows][C] u[C][CONV_NR]. */
-CONV_INLINE void product(int rows, const float *v, int64_t vs, const float *u, int64_t C, float *m) {
+CPU_INLINE void product(int rows, const float *v, int64_t vs, const float *u, int64_t C, float *m) {
     cpu_vec acc[CONV_MR][2];
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = (cpu_vec){0};
@@ -326,7 +326,7 @@ typedef struct wino_back {
 } wino_back;
 
 /* Z[point][k .. k + CPU_W) of one tile from its 16 pixels. */
-CONV_INLINE void tile_back(const char *const *p, int64_t offset, int64_t ahead, bool bf16, int64_t n, float *to, int64_t step) {
+CPU_INLINE void tile_back(const char *const *p, int64_t offset, int64_t ahead, bool bf16, int64_t n, float *to, int64_t step) {
     cpu_vec d[4], t[24], o[6];
     for (int i = 0; i < 16; i++) __builtin_prefetch(p[i] + offset + ahead);
 #pragma GCC unroll 4
@@ -365,7 +365,7 @@ static void back_transforms(const void *ctx, int64_t lo, int64_t hi) {
 }
 
 /* u[rows][v vectors] (+)= v[T][rows]^T z[T][v vectors]. */
-CONV_INLINE void back_product(int rows, int vecs, const float *v, int64_t vs, const float *z, int64_t zs, int64_t T, float *u,
+CPU_INLINE void back_product(int rows, int vecs, const float *v, int64_t vs, const float *z, int64_t zs, int64_t T, float *u,
                               int64_t us, bool begin) {
     cpu_vec acc[BACK_MR][2];
 #pragma GCC unroll 8

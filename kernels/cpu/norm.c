@@ -21,8 +21,9 @@ static const char *reject_rows(const ddp_tensor *x) {
 static bool unit(const ddp_tensor *t) { return !t || t->m.size[0] == 1 || t->m.stride[0] == 1; }
 
 static const char *reject_batch_norm(const ddp_call *c) {
-    for (int i = 1; i < c->n_in; i++)
+    for (int i = 1; i < 5; i++)
         if (!unit(c->in[i])) return "a strided vector of channels";
+    if (c->n_in > 5 && c->in[5] && !cpu_alike(c->in[5], c->in[0])) return "the residual is laid out otherwise";
     return reject_rows(c->in[0]);
 }
 
@@ -41,26 +42,33 @@ static int64_t fold_of(int64_t C, int64_t rows) {
     return f < rows ? f : 1;
 }
 
-/* Rows that are summed: x and, backward, g (else NULL), of dtype d, about m. */
+/* Rows that are summed: x and, backward, g (else NULL), of dtype d, about m. With a relu g counts only where
+ * (x - m) scale + shift is positive. */
 typedef struct summed {
     ddp_dtype d;
     const void *g, *x;
-    const float *m; /* [C] */
+    const float *m;             /* [C] */
+    const float *scale, *shift; /* [C], or NULL: no relu */
 } summed;
 
 /* Over rows [lo, hi) of C elements from channel k on, V vectors wide:
  * forward  s1 += x - m, s2 += (x - m)^2;   backward (g given)  s1 += g, s2 += g (x - m). */
-CPU_INLINE void span(ddp_dtype dt, const void *g, const void *x, const float *m, int64_t C, int64_t k, int64_t lo,
-                     int64_t hi, int V, float *s1, float *s2) {
-    cpu_vec a[4], b[4], mean[4];
+CPU_INLINE void span(ddp_dtype dt, bool relu, const summed *in, int64_t C, int64_t k, int64_t lo, int64_t hi, int V,
+                     float *s1, float *s2) {
+    const void *g = in->g, *x = in->x;
+    cpu_vec a[4], b[4], mean[4], scale[4], shift[4];
     for (int v = 0; v < V; v++) {
         a[v] = b[v] = (cpu_vec){0};
-        mean[v] = cpu_load(DDP_F32, m, k + v * CPU_W);
+        mean[v] = cpu_load(DDP_F32, in->m, k + v * CPU_W);
+        if (!relu) continue;
+        scale[v] = cpu_load(DDP_F32, in->scale, k + v * CPU_W);
+        shift[v] = cpu_load(DDP_F32, in->shift, k + v * CPU_W);
     }
     for (int64_t r = lo; r < hi; r++)
         for (int v = 0; v < V; v++) {
             cpu_vec d = cpu_load(dt, x, r * C + k + v * CPU_W) - mean[v];
             cpu_vec u = g ? cpu_load(dt, g, r * C + k + v * CPU_W) : d;
+            if (relu) u = (cpu_vec)((cpu_bits)(d * scale[v] + shift[v] > 0) & (cpu_bits)u);
             a[v] += u;
             b[v] += u * d;
         }
@@ -70,16 +78,18 @@ CPU_INLINE void span(ddp_dtype dt, const void *g, const void *x, const float *m,
     }
 }
 
-/* s1[0..C), s2[0..C) of rows [lo, hi); dt, and whether there is a g, are constants where this is inlined. */
-CPU_INLINE void block_sums_of(ddp_dtype dt, const void *g, const void *x, const float *m, int64_t C, int64_t lo,
-                              int64_t hi, float *s1, float *s2) {
+/* s1[0..C), s2[0..C) of rows [lo, hi); dt, relu, and whether there is a g, are constants where this is inlined. */
+CPU_INLINE void block_sums_of(ddp_dtype dt, bool relu, bool back, const summed *in, int64_t C, int64_t lo, int64_t hi,
+                              float *s1, float *s2) {
+    const summed r = {dt, back ? in->g : NULL, in->x, in->m, in->scale, in->shift};
     int64_t k = 0;
-    for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) span(dt, g, x, m, C, k, lo, hi, 4, s1, s2);
-    for (; k + CPU_W <= C; k += CPU_W) span(dt, g, x, m, C, k, lo, hi, 1, s1, s2);
+    for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) span(dt, relu, &r, C, k, lo, hi, 4, s1, s2);
+    for (; k + CPU_W <= C; k += CPU_W) span(dt, relu, &r, C, k, lo, hi, 1, s1, s2);
     for (; k < C; k++) {
         float a = 0, b = 0;
-        for (int64_t r = lo; r < hi; r++) {
-            float d = cpu_get(dt, x, r * C + k) - m[k], u = g ? cpu_get(dt, g, r * C + k) : d;
+        for (int64_t i = lo; i < hi; i++) {
+            float d = cpu_get(dt, r.x, i * C + k) - r.m[k], u = back ? cpu_get(dt, r.g, i * C + k) : d;
+            if (relu && !(d * r.scale[k] + r.shift[k] > 0)) u = 0;
             a += u;
             b += u * d;
         }
@@ -88,9 +98,10 @@ CPU_INLINE void block_sums_of(ddp_dtype dt, const void *g, const void *x, const 
     }
 }
 static void block_sums(const summed *r, int64_t C, int64_t lo, int64_t hi, float *s1, float *s2) {
-#define SUMS_OF(dt)                                                   \
-    if (r->g) block_sums_of(dt, r->g, r->x, r->m, C, lo, hi, s1, s2); \
-    else block_sums_of(dt, NULL, r->x, r->m, C, lo, hi, s1, s2)
+#define SUMS_OF(dt)                                                            \
+    if (r->scale) block_sums_of(dt, true, true, r, C, lo, hi, s1, s2);         \
+    else if (r->g) block_sums_of(dt, false, true, r, C, lo, hi, s1, s2);       \
+    else block_sums_of(dt, false, false, r, C, lo, hi, s1, s2)
     if (r->d == DDP_BF16) {
         SUMS_OF(DDP_BF16);
     } else if (r->d == DDP_F16) {
@@ -122,14 +133,20 @@ static void tiled(const float *from, int64_t C, int64_t fold, float *to) {
 static int total_sums(summed r, int64_t C, int64_t n, double *total) {
     int64_t fold = fold_of(C, n), W = fold * C, tall = n / fold; /* tall rows of W, and rest rows of C */
     int parts = n * C < 65536 ? 1 : PARTS, threads = cpu_threads(n * C);
-    size_t doubles = 2 * (size_t)W * (size_t)parts, floats = 2 * (size_t)W * (size_t)parts + (size_t)W;
+    size_t doubles = 2 * (size_t)W * (size_t)parts, floats = 2 * (size_t)W * (size_t)parts + 3 * (size_t)W;
     size_t bytes = doubles * sizeof(double) + floats * sizeof(float);
     double *part = ddp__mem_alloc(bytes);
     if (!part) return ddp__pending();
-    float *block = (float *)(void *)(part + doubles), *mean = block + floats - W;
+    float *block = (float *)(void *)(part + doubles), *mean = block + floats - 3 * W;
     memset(part, 0, doubles * sizeof *part);
     tiled(r.m, C, fold, mean);
-    const summed wide = {r.d, r.g, r.x, mean};
+    summed wide = {r.d, r.g, r.x, mean, NULL, NULL};
+    if (r.scale) {
+        tiled(r.scale, C, fold, mean + W);
+        tiled(r.shift, C, fold, mean + 2 * W);
+        wide.scale = mean + W;
+        wide.shift = mean + 2 * W;
+    }
     if (parts == 1) sums(&wide, W, 0, tall, part, part + W, block);
     else {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
@@ -147,42 +164,65 @@ static int total_sums(summed r, int64_t C, int64_t n, double *total) {
     return 0;
 }
 
-/* ---- the second pass: y = (x - mean) scale + shift, or with g: p g + (x - mean) q + s ---- */
+/* ---- the second pass: y = (x - mean) q + s (+ residual, relu), or with g: p g + (x - mean) q + s, g only where relu
+ * let (x - mean) scale + shift pass ---- */
 
+enum { VECTORS = 6 };
 typedef struct affine {
     ddp_dtype d;
-    const void *g, *x;
+    bool relu;
+    const void *g, *x, *residual; /* g, residual: NULL where there is none */
     void *y;
-    const float *mean, *p, *q, *s; /* [C] */
+    const float *v[VECTORS]; /* [C] each, NULL where not needed: mean, q, s, p, scale, shift */
 } affine;
 
-/* n rows of C floats, side by side. */
-static void affine_floats(const affine *f, const float *g, const float *x, float *y, int64_t C, int64_t n) {
-    const float *mean = f->mean, *p = f->p, *q = f->q, *s = f->s;
+/* n rows of C floats, side by side. The flags are constants where this is inlined. */
+CPU_INLINE void affine_loop(const affine *f, bool relu, bool add, const float *g, const float *x, const float *z, float *y,
+                            int64_t C, int64_t n) {
+    const float *mean = f->v[0], *q = f->v[1], *s = f->v[2], *p = f->v[3], *scale = f->v[4], *shift = f->v[5];
     for (int64_t r = 0; r < n; r++, x += C, y += C) {
         if (g) {
 #pragma omp simd
-            for (int64_t k = 0; k < C; k++) y[k] = g[k] * p[k] + (x[k] - mean[k]) * q[k] + s[k];
+            for (int64_t k = 0; k < C; k++) {
+                float d = x[k] - mean[k], u = g[k];
+                if (relu) u = d * scale[k] + shift[k] > 0 ? u : 0;
+                y[k] = u * p[k] + d * q[k] + s[k];
+            }
             g += C;
         } else {
 #pragma omp simd
-            for (int64_t k = 0; k < C; k++) y[k] = (x[k] - mean[k]) * q[k] + s[k];
+            for (int64_t k = 0; k < C; k++) {
+                float v = (x[k] - mean[k]) * q[k] + s[k];
+                if (add) v += z[k];
+                if (relu) v = v < 0 ? 0 : v;
+                y[k] = v;
+            }
+            if (add) z += C;
         }
     }
+}
+static void affine_floats(const affine *f, const float *g, const float *x, const float *z, float *y, int64_t C, int64_t n) {
+    if (g && f->relu) affine_loop(f, true, false, g, x, NULL, y, C, n);
+    else if (g) affine_loop(f, false, false, g, x, NULL, y, C, n);
+    else if (z) affine_loop(f, true, true, NULL, x, z, y, C, n);
+    else if (f->relu) affine_loop(f, true, false, NULL, x, NULL, y, C, n);
+    else affine_loop(f, false, false, NULL, x, NULL, y, C, n);
 }
 
 /* Rows [lo, hi): f32 as they lie, 16-bit in chunks of whole rows, or of pieces of one row. */
 static void affine_rows(const affine *f, int64_t C, int64_t lo, int64_t hi) {
-    float gs[CHUNK], xs[CHUNK], ys[CHUNK];
+    float gs[CHUNK], xs[CHUNK], zs[CHUNK], ys[CHUNK];
     bool direct = f->d == DDP_F32;
     int64_t width = direct || C <= CHUNK ? C : CHUNK, step = direct ? hi - lo : C <= CHUNK ? CHUNK / C : 1;
     for (int64_t r = lo; r < hi; r += step)
         for (int64_t k = 0; k < C; k += width) {
             int64_t w = C - k < width ? C - k : width, n = hi - r < step ? hi - r : step, at = r * C + k;
-            affine part = {f->d, NULL, NULL, NULL, f->mean + k, f->p ? f->p + k : NULL, f->q + k, f->s + k};
+            affine part = {.d = f->d, .relu = f->relu};
+            for (int i = 0; i < VECTORS; i++) part.v[i] = f->v[i] ? f->v[i] + k : NULL;
             float *y = cpu_target(f->d, f->y, at, ys);
             affine_floats(&part, f->g ? cpu_source(f->d, f->g, at, gs, n * w) : NULL,
-                          cpu_source(f->d, f->x, at, xs, n * w), y, w, n);
+                          cpu_source(f->d, f->x, at, xs, n * w),
+                          f->residual ? cpu_source(f->d, f->residual, at, zs, n * w) : NULL, y, w, n);
             cpu_narrow(f->d, y, f->y, at, n * w);
         }
 }
@@ -190,15 +230,12 @@ static void affine_rows(const affine *f, int64_t C, int64_t lo, int64_t hi) {
 static int affine_pass(affine f, int64_t C, int64_t rows) {
     int64_t fold = fold_of(C, rows), W = fold * C, tall = rows / fold;
     int threads = cpu_threads(rows * C);
-    float wide[4][2 * SPAN]; /* W < 2 * SPAN where rows are folded */
+    float wide[VECTORS][2 * SPAN]; /* W < 2 * SPAN where rows are folded */
     affine narrow = f;
-    if (fold > 1) {
-        const float **v[4] = {&f.mean, &f.p, &f.q, &f.s};
-        for (int i = 0; i < 4; i++) {
-            if (!*v[i]) continue;
-            tiled(*v[i], C, fold, wide[i]);
-            *v[i] = wide[i];
-        }
+    for (int i = 0; fold > 1 && i < VECTORS; i++) {
+        if (!f.v[i]) continue;
+        tiled(f.v[i], C, fold, wide[i]);
+        f.v[i] = wide[i];
     }
     if (threads <= 1) affine_rows(&f, W, 0, tall);
     else {
@@ -225,7 +262,7 @@ static int batch_statistics(const ddp_call *c, int64_t rows, double *total, floa
     cpu_widen(dt, x, 0, mean, C); /* about the first row, as far as it is finite */
     for (int64_t k = 0; k < C; k++)
         if (!isfinite(mean[k])) mean[k] = 0;
-    int st = total_sums((summed){dt, NULL, x, mean}, C, rows, total);
+    int st = total_sums((summed){dt, NULL, x, mean, NULL, NULL}, C, rows, total);
     if (st < 0) return st;
     for (int64_t k = 0; k < C; k++) {
         double d = total[k] / (double)rows, first = mean[k];
@@ -249,6 +286,7 @@ static int run_batch_norm(const ddp_call *c) {
     double *total = (double *)(void *)scratch, *var = total + 2 * C;
     float *scale = (float *)(void *)(var + C), *shift = scale + C;
     float *mean = cpu_f32(c->out[1]), *rstd = cpu_f32(c->out[2]);
+    bool act = c->op->id == DDP_OP_batch_norm_act;
     int st = 0;
     if (a->training || !c->in[3]) st = batch_statistics(c, rows, total, mean, var);
     else
@@ -263,27 +301,38 @@ static int run_batch_norm(const ddp_call *c) {
         shift[k] = channel(c->in[2], k, 0);
     }
     if (st == 0)
-        st = affine_pass(
-            (affine){c->in[0]->m.dtype, NULL, ddp__ptr(c->in[0]), ddp__ptr(c->out[0]), mean, NULL, scale, shift}, C,
-            rows);
+        st = affine_pass((affine){.d = c->in[0]->m.dtype,
+                                  .relu = act,
+                                  .x = ddp__ptr(c->in[0]),
+                                  .residual = act && c->in[5] ? ddp__ptr(c->in[5]) : NULL,
+                                  .y = ddp__ptr(c->out[0]),
+                                  .v = {mean, scale, shift}},
+                         C, rows);
     ddp__mem_free(scratch, bytes);
     return st;
 }
 CPU_KERNEL(batch_norm, reject_batch_norm, run_batch_norm);
+CPU_KERNEL(batch_norm_act, reject_batch_norm, run_batch_norm);
 
 /* dx = w rstd (g - mean(g) - xhat mean(g xhat)), which is p g + q (x - mean) + s a channel; in eval mode w rstd g. */
 static int run_batch_norm_grad(const ddp_call *c) {
     bool training = ((const ddp_batch_norm_grad_attrs *)c->attrs)->training;
     int64_t C = channels_of(c->in[1]), rows = c->in[1]->numel / C;
-    size_t bytes = (size_t)C * (2 * sizeof(double) + 3 * sizeof(float));
+    size_t bytes = (size_t)C * (2 * sizeof(double) + 5 * sizeof(float));
     char *scratch = ddp__mem_alloc(bytes);
     if (!scratch) return ddp__pending();
     double *total = (double *)(void *)scratch;
-    float *p = (float *)(void *)(total + 2 * C), *q = p + C, *s = q + C;
+    float *p = (float *)(void *)(total + 2 * C), *q = p + C, *s = q + C, *relu = s + C;
     const void *g = ddp__ptr(c->in[0]), *x = ddp__ptr(c->in[1]);
     const float *mean = cpu_f32(c->in[3]), *rstd = cpu_f32(c->in[4]);
     const ddp_dtype dt = c->in[1]->m.dtype, sums_dt = c->out[1]->m.dtype;
-    int st = total_sums((summed){dt, g, x, mean}, C, rows, total);
+    bool act = c->op->id == DDP_OP_batch_norm_act_grad;
+    const float *mask[2] = {act ? relu : NULL, act ? relu + C : NULL};
+    for (int64_t k = 0; act && k < C; k++) { /* scale and shift as forward had them */
+        relu[k] = rstd[k] * channel(c->in[2], k, 1);
+        relu[C + k] = channel(c->in[5], k, 0);
+    }
+    int st = total_sums((summed){dt, g, x, mean, mask[0], mask[1]}, C, rows, total);
     for (int64_t k = 0; st == 0 && k < C; k++) {
         double scale = rstd[k] * (double)channel(c->in[2], k, 1), gx = total[C + k] * rstd[k];
         cpu_put(sums_dt, ddp__ptr(c->out[1]), k, (float)gx);
@@ -292,8 +341,16 @@ static int run_batch_norm_grad(const ddp_call *c) {
         q[k] = training ? (float)(-scale * rstd[k] * gx / (double)rows) : 0;
         s[k] = training ? (float)(-scale * total[k] / (double)rows) : 0;
     }
-    if (st == 0) st = affine_pass((affine){dt, g, x, ddp__ptr(c->out[0]), mean, p, q, s}, C, rows);
+    if (st == 0)
+        st = affine_pass((affine){.d = dt,
+                                  .relu = act,
+                                  .g = g,
+                                  .x = x,
+                                  .y = ddp__ptr(c->out[0]),
+                                  .v = {mean, q, s, p, mask[0], mask[1]}},
+                         C, rows);
     ddp__mem_free(scratch, bytes);
     return st;
 }
 CPU_KERNEL(batch_norm_grad, reject_batch_norm_grad, run_batch_norm_grad);
+CPU_KERNEL(batch_norm_act_grad, reject_batch_norm_grad, run_batch_norm_grad);

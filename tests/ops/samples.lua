@@ -133,6 +133,18 @@ S.batch_norm_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, {
   { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true } }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, { 4, 2 }, false, { 2 }, { 2 } }, text = "g is [4,3], x [4,2]" } } }
 
+local act = "away" -- not near relu's kink
+S.batch_norm_act = { samples = { { inputs = { { 4, 3, 2, 2 }, { 3 }, { 3 }, false, false, false } }, { inputs = { { 5, 3 }, { 3 }, { 3 }, false, false, { 5, 3 } } }, { inputs = { { 3, 2, 3, 3 }, false, false, false, false, { 3, 2, 3, 3 } } },
+  { inputs = { { 3, 2, 3, 3 }, { 2 }, { 2 }, { 2, wide = true }, { 2, kind = "positive", wide = true }, { 3, 2, 3, 3 } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 3, 2, 3, 3, kind = act }, false, false, { 2, wide = true }, { 2, kind = "positive", wide = true }, false }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 8, 17, 6, 6 }, { 17 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true }, { 8, 17, 6, 6 } }, no_grad = true },
+  { inputs = { { 16, 64, 12, 12 }, { 64 }, { 64 }, false, false, false }, no_grad = true } },
+  fail = { { inputs = { { 4, 3 }, false, false, false, false, { 4, 2 } }, text = "residual is [4,2], x [4,3]" }, { inputs = { { 1, 3 }, false, false, false, false, false }, text = "no variance to train on" } } }
+S.batch_norm_act_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3 }, { 3, wide = true }, { 3, kind = "positive", wide = true }, { 3 } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true }, false }, no_grad = true },
+  { inputs = { { 8, 64, 12, 12 }, { 8, 64, 12, 12 }, { 64 }, { 64, wide = true }, { 64, kind = "positive", wide = true }, { 64 } }, no_grad = true } },
+  fail = { { inputs = { { 4, 3 }, { 4, 2 }, false, { 2 }, { 2 }, false }, text = "g is [4,3], x [4,2]" } } }
+
 -- ---- pooling ------------------------------------------------------------------------------------------------------------------
 local exceeds = { inputs = { { 1, 1, 2, 2 } }, args = { 3 }, text = "the window exceeds the padded x" }
 S.max_pool2d = { samples = { { inputs = { { 2, 3, 4, 4, kind = "distinct" } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6, kind = "distinct" } }, args = { 3, 2, 1 } }, { inputs = { { 2, 16, 9, 9, kind = "distinct" } }, args = { 3, 1, 1 }, no_grad = true } },

@@ -4,7 +4,7 @@ local tensor = require "ddp.tensor"
 local module = require "ddp.nn.module"
 local F = require "ddp.nn.functional"
 local ops = require "ddp.ops"
-local fail, Parameter, class = base.error, module.Parameter, module.class
+local fail, free, Parameter, class = base.error, base.free, module.Parameter, module.class
 
 local M = {}
 
@@ -30,8 +30,19 @@ function M.Sequential:init(...)
     self[i] = m
   end
 end
+-- A BatchNorm and a ReLU after it go as one.
 function M.Sequential:forward(x)
-  for i = 1, #self do x = self[i](x) end
+  local i, n = 1, #self
+  while i <= n do
+    local m, after = self[i], self[i + 1]
+    if after and m:is(M.BatchNorm) and M.plain(after, M.ReLU) then
+      x = M.batch_norm_relu(m, x)
+      i = i + 2
+    else
+      x = m(x)
+      i = i + 1
+    end
+  end
   return x
 end
 
@@ -80,6 +91,7 @@ function M.Conv2d:forward(x) return ops.conv2d(x, self.weight, self.bias, self.s
 function M.Conv2d:extra() return ("%d, %d, {%d, %d}"):format(self.channels[1], self.channels[2], self.kernel[1], self.kernel[2]) end
 
 local BatchNorm = class "BatchNorm"
+M.BatchNorm = BatchNorm
 function BatchNorm:init(c, opts)
   opts = base.options(self._name, opts, { "eps", "momentum", "affine", "track_running_stats" })
   self.num_features = whole(self._name .. ": num_features", c)
@@ -94,13 +106,40 @@ function BatchNorm:init(c, opts)
     self:register_buffer("num_batches_tracked", tensor.zeros({}, { dtype = "i64" }))
   end
 end
-function BatchNorm:forward(x)
+-- Checks x and counts the batch; do batch statistics apply?
+local function begin(self, x)
   if x:dim() ~= self.dims and x:dim() ~= self.other_dims then
     fail(("%s: x has %d dims, expected %d"):format(self._name, x:dim(), self.dims))
   end
   local training = self.training
   if training and self.running_mean ~= nil then ops.add_(self.num_batches_tracked, 1) end
-  return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, training or self.running_mean == nil, self.momentum, self.eps)
+  return training or self.running_mean == nil
+end
+function BatchNorm:forward(x)
+  return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, begin(self, x), self.momentum, self.eps)
+end
+-- Does m do what its class says: no hook to be called, no forward of its own?
+function M.plain(m, kind)
+  return m:is(kind) and m.forward == kind.forward and not rawget(m, "_hooks") and not rawget(m, "_pre_hooks")
+end
+
+-- relu(bn(x) + residual), as one op where nobody looks in between; residual may be nil.
+function M.batch_norm_relu(bn, x, residual)
+  if M.plain(bn, BatchNorm) and (residual == nil or residual:dtype() == x:dtype()) then
+    local y, mean, rstd = ops.batch_norm_act(x, bn.weight, bn.bias, bn.running_mean, bn.running_var, residual, begin(bn, x), bn.momentum, bn.eps)
+    free(mean)
+    free(rstd)
+    return y
+  end
+  local y = bn(x)
+  if residual ~= nil then
+    local sum = ops.add(y, residual)
+    free(y)
+    y = sum
+  end
+  local z = ops.relu(y)
+  free(y)
+  return z
 end
 function BatchNorm:extra() return tostring(self.num_features) end
 M.BatchNorm2d = class("BatchNorm2d", BatchNorm)
