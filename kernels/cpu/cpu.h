@@ -202,14 +202,15 @@ DDP_LOCAL void cpu_copy(ddp_tensor *dst, ddp_tensor *src);
 #define cpu_transpose8 CPU_LOCAL(transpose8)
 DDP_LOCAL void cpu_transpose8(const float *from, int64_t from_stride, float *to, int64_t to_stride);
 
-/* ---- rows of floats (rows.c) ---- */
-/* The largest of x[0..n), NaN if there is one, -inf of nothing. */
+/* ---- rows (rows.c): n elements from place i of x, of dtype d: f32, f16 or bf16 ---- */
+/* The largest, NaN if there is one, -inf of nothing. */
 #define cpu_row_max CPU_LOCAL(row_max)
-DDP_LOCAL float cpu_row_max(const float *x, int64_t n);
-/* y[i] = e^(x[i] - shift); returns their sum. y may be x, or NULL: only the sum. */
+DDP_LOCAL float cpu_row_max(ddp_dtype d, const void *x, int64_t i, int64_t n);
+/* y[k] = e^(x[i + k] - shift); returns their sum. y may lie where x does, or be NULL: only the sum. */
 #define cpu_row_exp CPU_LOCAL(row_exp)
-DDP_LOCAL double cpu_row_exp(const float *x, float shift, float *y, int64_t n);
+DDP_LOCAL double cpu_row_exp(ddp_dtype d, const void *x, int64_t i, float shift, float *y, int64_t n);
+/* The sum of n elements `stride` apart. */
 #define cpu_row_sum CPU_LOCAL(row_sum)
-DDP_LOCAL double cpu_row_sum(const float *x, int64_t stride, int64_t n);
+DDP_LOCAL double cpu_row_sum(ddp_dtype d, const void *x, int64_t i, int64_t stride, int64_t n);
 
 #endif

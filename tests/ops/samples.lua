@@ -147,23 +147,26 @@ S.batch_norm_act_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 
 
 -- ---- pooling ------------------------------------------------------------------------------------------------------------------
 local exceeds = { inputs = { { 1, 1, 2, 2 } }, args = { 3 }, text = "the window exceeds the padded x" }
-S.max_pool2d = { samples = { { inputs = { { 2, 3, 4, 4, kind = "distinct" } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6, kind = "distinct" } }, args = { 3, 2, 1 } }, { inputs = { { 2, 16, 9, 9, kind = "distinct" } }, args = { 3, 1, 1 }, no_grad = true } },
+S.max_pool2d = { samples = { { inputs = { { 2, 3, 4, 4, kind = "distinct" } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6, kind = "distinct" } }, args = { 3, 2, 1 } }, { inputs = { { 2, 16, 9, 9, kind = "distinct" } }, args = { 3, 1, 1 }, no_grad = true },
+  { inputs = { { 1, 300, 4, 4, kind = "distinct" } }, args = { 2 }, no_grad = true } },
   fail = { exceeds, { inputs = { { 1, 1, 4, 4 } }, args = { 2, 2, 2 }, text = "at most half the kernel" } } }
-S.max_pool2d_grad = { samples = { { inputs = { { 1, 2, 2, 2 }, { 1, 2, 2, 2, kind = "label", n = 16 } }, args = { { 1, 2, 4, 4 } } } },
+S.max_pool2d_grad = { samples = { { inputs = { { 1, 2, 2, 2 }, { 1, 2, 2, 2, kind = "label", n = 16 } }, args = { { 1, 2, 4, 4 } } },
+  { inputs = { { 80, 16, 8, 8 }, { 80, 16, 8, 8, kind = "label", n = 256 } }, args = { { 80, 16, 16, 16 } }, no_grad = true } },
   fail = { { inputs = { { 1, 2, 2, 2 }, { 1, 2, 2, 3, kind = "label", n = 16 } }, args = { { 1, 2, 4, 4 } }, text = "g is [1,2,2,2]" } } }
-S.avg_pool2d = { samples = { { inputs = { { 2, 3, 4, 4 } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6 } }, args = { 3, 2, 1 } }, { inputs = { { 1, 2, 5, 5 } }, args = { 3, 2, 1, false } } }, fail = { exceeds } }
-S.avg_pool2d_grad = { samples = { { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 5, 5 }, 3, 2, 1 } }, { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 5, 5 }, 3, 2, 1, false } } },
+S.avg_pool2d = { samples = { { inputs = { { 1, 300, 4, 4 } }, args = { 2 }, no_grad = true }, { inputs = { { 2, 3, 4, 4 } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6 } }, args = { 3, 2, 1 } }, { inputs = { { 1, 2, 5, 5 } }, args = { 3, 2, 1, false } } }, fail = { exceeds } }
+S.avg_pool2d_grad = { samples = { { inputs = { { 80, 16, 8, 8 } }, args = { { 80, 16, 16, 16 }, 2 }, no_grad = true }, { inputs = { { 1, 300, 2, 2 } }, args = { { 1, 300, 4, 4 }, 2 }, no_grad = true }, { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 5, 5 }, 3, 2, 1 } }, { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 5, 5 }, 3, 2, 1, false } } },
   fail = { { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 8, 8 }, 2 }, text = "g is [1,2,3,3], expected [1,2,4,4]" } } }
 S.adaptive_avg_pool2d = { samples = { { inputs = { { 2, 3, 5, 7 } }, args = { { 2, 3 } } }, { inputs = { { 2, 16, 4, 4 } }, args = { 1 } } }, fail = { { inputs = { { 1, 1, 2, 2 } }, args = { 0 }, text = "at least 1" } } }
 S.adaptive_avg_pool2d_grad = { samples = { { inputs = { { 2, 3, 2, 3 } }, args = { { 2, 3, 5, 7 } } } }, fail = { { inputs = { { 2, 3, 2, 3 } }, args = { { 2, 4, 5, 7 } }, text = "expected [2,4,2,3]" } } }
 
 -- ---- softmax and loss ------------------------------------------------------------------------------------------------------------
-S.softmax = { samples = { { inputs = { { 3, 5 } }, args = { -1 } }, { inputs = { { 2, 3, 4 } }, args = { 2 } }, { inputs = { { 40, 33 } }, args = { 2 }, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 2 }, text = "dim 1 of a tensor of 1 dims" } } }
+S.softmax = { samples = { { inputs = { { 3, 5 } }, args = { -1 } }, { inputs = { { 2, 3, 4 } }, args = { 2 } }, { inputs = { { 40, 33 } }, args = { 2 }, no_grad = true }, { inputs = { { 2, 5003 } }, args = { 2 }, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 2 }, text = "dim 1 of a tensor of 1 dims" } } }
 S.log_softmax = { samples = S.softmax.samples, fail = S.softmax.fail }
 local label = { inputs = { { 4, 3 }, { 4, kind = "label", n = 3 } } }
-S.cross_entropy = { samples = { label, { inputs = { { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, -100, 0.1 } }, { inputs = { { 2, 3, 4 }, { 2, 4, kind = "label", n = 3 } }, args = { 2, 1 } }, { inputs = { { 64, 10 }, { 64, kind = "label", n = 10 } }, no_grad = true } },
+S.cross_entropy = { samples = { label, { inputs = { { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, -100, 0.1 } }, { inputs = { { 2, 3, 4 }, { 2, 4, kind = "label", n = 3 } }, args = { 2, 1 } }, { inputs = { { 64, 10 }, { 64, kind = "label", n = 10 } }, no_grad = true },
+  { inputs = { { 3, 5003 }, { 3, kind = "label", n = 5003 } }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, { 4, kind = "label", n = 1 } }, args = { 7 }, text = "reduction 7" }, { inputs = { { 2, 3 }, { value = true } }, text = "target" } } }
-S.cross_entropy_grad = { samples = { { inputs = { {}, { 4, 3 }, { 4, kind = "label", n = 3 } } }, { inputs = { { 4 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, 1, 0.2 } } },
+S.cross_entropy_grad = { samples = { { inputs = { { 3 }, { 3, 5003 }, { 3, kind = "label", n = 5003 } }, args = { 0 }, no_grad = true }, { inputs = { {}, { 4, 3 }, { 4, kind = "label", n = 3 } } }, { inputs = { { 4 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, 1, 0.2 } } },
   fail = { { inputs = { { 2 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, text = "expected the loss's shape" } } }
 S.dropout = { samples = { { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
 
