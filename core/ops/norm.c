@@ -1,4 +1,4 @@
-/* norm.c -- batch normalisation. */
+/* norm.c -- batch and layer normalisation. */
 #include "ops.h"
 
 static bool is_grad(const ddp_call *c) {
@@ -181,3 +181,112 @@ const ddp_op_rules ddp__batch_norm_act_grad_rules = {.infer = batch_norm_act_gra
                                                      .vjp = batch_norm_act_grad_vjp,
                                                      .saves = IN(0) | IN(1) | IN(2) | IN(3) | IN(4) | IN(5),
                                                      .flops = norm_flops};
+
+/* ---- layer_norm: x is [lead..., tail...], tail the last `dims` dims ---- */
+
+/* in[i] has the sizes of x from dim lo to hi. */
+static int need_part(const ddp_call *c, int i, const ddp_meta *x, int lo, int hi) {
+    if (!c->in[i]) return 0;
+    const ddp_meta *t = &c->in[i]->m;
+    bool fits = t->ndim == hi - lo;
+    for (int d = lo; fits && d < hi; d++) fits = t->size[d - lo] == x->size[d];
+    if (fits) return 0;
+    return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected %s for x %s", c->op->in_names[i], DDP_SHAPE_TEXT(t),
+                        ddp__shape_text(hi - lo, x->size + lo, (char[160]){0}, 160), DDP_SHAPE_TEXT(x));
+}
+
+static int check_layer(const ddp_call *c, const ddp_meta *x, int64_t dims) {
+    int st = ddp__need_float(c, 0);
+    if (st < 0) return st;
+    if (dims < 1 || dims > x->ndim)
+        return ddp__op_fail(c, DDP_EINVAL, "dims is %lld, expected 1 to %d for x %s", (long long)dims, x->ndim,
+                            DDP_SHAPE_TEXT(x));
+    for (int d = x->ndim - (int)dims; d < x->ndim; d++)
+        if (x->size[d] == 0) return ddp__op_fail(c, DDP_ESHAPE, "x is %s: nothing to normalise", DDP_SHAPE_TEXT(x));
+    return 0;
+}
+
+/* Of x's dtype, or of the statistics'. */
+static int need_vector(const ddp_call *c, int i, ddp_dtype own) {
+    return !c->in[i] || c->in[i]->m.dtype == own ? 0 : ddp__need_dtype(c, i, ddp__wide(own));
+}
+
+static int layer_norm_infer(const ddp_call *c, ddp_meta *out) {
+    const ddp_layer_norm_attrs *a = c->attrs;
+    const ddp_meta *x = &c->in[0]->m;
+    int st = check_layer(c, x, a->dims), lead = x->ndim - (int)a->dims;
+    if (st < 0) return st;
+    if (!(a->eps >= 0)) return ddp__op_fail(c, DDP_EINVAL, "eps is %g, at least 0", a->eps);
+    for (int i = 1; i < 3; i++)
+        if ((st = need_part(c, i, x, lead, x->ndim)) < 0 || (st = need_vector(c, i, x->dtype)) < 0) return st;
+    if ((st = ddp__out_shape(c, x->dtype, x->ndim, x->size, &out[0])) < 0) return st;
+    for (int i = 1; i < 3; i++)
+        if ((st = ddp__out_shape(c, ddp__wide(x->dtype), lead, x->size, &out[i])) < 0) return st;
+    return 0;
+}
+
+static int layer_norm_vjp(ddp_vjp *v) {
+    ddp_tensor *dx, *dw, *db;
+    int64_t dims = ((const ddp_layer_norm_attrs *)v->attrs)->dims;
+    if (!v->grad_out[0]) return 0;
+    if (ddp_layer_norm_grad(v->grad_out[0], v->in[0], v->in[1], v->out[1], v->out[2], dims, &dx, &dw, &db) < 0)
+        return ddp__pending();
+    if (v->needs[0]) v->grad_in[0] = dx;
+    if (v->needs[1]) v->grad_in[1] = dw;
+    if (v->needs[2]) v->grad_in[2] = ddp__narrowed(db, v->in_meta[2].dtype);
+    return ddp__pending();
+}
+
+static int layer_norm_grad_infer(const ddp_call *c, ddp_meta *out) {
+    const ddp_meta *x = &c->in[1]->m;
+    int64_t dims = ((const ddp_layer_norm_grad_attrs *)c->attrs)->dims;
+    int st = check_layer(c, x, dims), lead = x->ndim - (int)dims;
+    if (st < 0) return st;
+    if (!ddp__meta_same_size(&c->in[0]->m, x))
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, x %s", DDP_SHAPE_TEXT(&c->in[0]->m), DDP_SHAPE_TEXT(x));
+    if ((st = ddp__need_dtype(c, 1, c->in[0]->m.dtype)) < 0) return st;
+    if ((st = need_part(c, 2, x, lead, x->ndim)) < 0 || (st = need_vector(c, 2, x->dtype)) < 0) return st;
+    for (int i = 3; i < 5; i++)
+        if ((st = need_part(c, i, x, 0, lead)) < 0 || (st = ddp__need_dtype(c, i, ddp__wide(x->dtype))) < 0) return st;
+    if ((st = ddp__out_shape(c, x->dtype, x->ndim, x->size, &out[0])) < 0) return st;
+    ddp_dtype sums = c->in[2] ? c->in[2]->m.dtype : ddp__wide(x->dtype);
+    for (int i = 1; i < 3; i++)
+        if ((st = ddp__out_shape(c, sums, (int)dims, x->size + lead, &out[i])) < 0) return st;
+    return 0;
+}
+
+/* As batch_norm_grad_chain, over the last dims. */
+static int layer_norm_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
+    const ddp_meta *m = &v->in_meta[1];
+    int n = (int)((const ddp_layer_norm_grad_attrs *)v->attrs)->dims, lead = m->ndim - n;
+    ddp_tensor *g = ddp__widened(in[0]), *x = ddp__widened(in[1]), *w = ddp__widened(in[2]);
+    int64_t dims[DDP_MAX_DIM], leads[DDP_MAX_DIM], shape[DDP_MAX_DIM];
+    for (int d = 0; d < m->ndim; d++) {
+        shape[d] = d < lead ? m->size[d] : 1;
+        if (d < lead) leads[d] = d;
+        else dims[d - lead] = d;
+    }
+    ddp_tensor *saved = ddp_view(in[4], m->ndim, shape), *centred = ddp_sub(x, ddp_mean(x, n, dims, 1));
+    ddp_tensor *var = ddp_mean(ddp_mul(centred, centred), n, dims, 1);
+    ddp_tensor *eps = ddp_detach(ddp_sub(ddp_div(ddp_scalar(1), ddp_mul(saved, saved)), var));
+    ddp_tensor *rstd = ddp_div(ddp_scalar(1), ddp_sqrt(ddp_add(var, eps)));
+    ddp_tensor *xhat = ddp_mul(centred, rstd), *gx = ddp_mul(g, xhat), *gw = w ? ddp_mul(g, w) : g;
+    ddp_tensor *along = ddp_mul(xhat, ddp_mean(ddp_mul(gw, xhat), n, dims, 1));
+    ddp_tensor *dx = ddp_mul(rstd, ddp_sub(ddp_sub(gw, ddp_mean(gw, n, dims, 1)), along));
+    out[0] = ddp__narrowed(dx, m->dtype);
+    out[1] = ddp__narrowed(lead ? ddp_sum(gx, lead, leads, 0) : gx, v->out_meta[1].dtype);
+    out[2] = ddp__narrowed(lead ? ddp_sum(g, lead, leads, 0) : g, v->out_meta[2].dtype);
+    return ddp__pending();
+}
+
+static int layer_norm_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, layer_norm_grad_chain); }
+
+const ddp_op_rules ddp__layer_norm_rules = {.infer = layer_norm_infer,
+                                            .vjp = layer_norm_vjp,
+                                            .saves = IN(0) | IN(1) | DDP_SAVE_OUT(1) | DDP_SAVE_OUT(2),
+                                            .const_out = 6,
+                                            .flops = norm_flops};
+const ddp_op_rules ddp__layer_norm_grad_rules = {.infer = layer_norm_grad_infer,
+                                                 .vjp = layer_norm_grad_vjp,
+                                                 .saves = IN(0) | IN(1) | IN(2) | IN(3) | IN(4),
+                                                 .flops = norm_flops};

@@ -11,10 +11,12 @@
 VECTOR_1(expf, float)
 VECTOR_1(logf, float)
 VECTOR_1(tanhf, float)
+VECTOR_1(erff, float)
 VECTOR_2(powf, float)
 VECTOR_1(exp, double)
 VECTOR_1(log, double)
 VECTOR_1(tanh, double)
+VECTOR_1(erf, double)
 VECTOR_2(pow, double)
 
 /* ---- loops ---- */
@@ -50,11 +52,14 @@ VECTOR_2(pow, double)
 #define LOG logf
 #define SQRT sqrtf
 #define TANH tanhf
+#define ERF erff
 #define DDP_BINARY(op, expr) LOOP_2(op##_f32, float, float, expr)
 #define DDP_BINARY_FLOAT(op, expr) LOOP_2(op##_f32, float, float, expr)
 #define DDP_COMPARE(op, expr) LOOP_2(op##_f32, float, uint8_t, expr)
 #define DDP_UNARY(op, expr) LOOP_1(op##_f32, float, float, expr)
 #define DDP_UNARY_FLOAT(op, expr) LOOP_1(op##_f32, float, float, expr)
+#define DDP_VARIANT(op, expr) LOOP_1(op##_f32, float, float, expr)
+#define DDP_VARIANT_2(op, expr) LOOP_2(op##_f32, float, float, expr)
 #include "../elementwise.def"
 #undef T
 #undef POW
@@ -62,6 +67,7 @@ VECTOR_2(pow, double)
 #undef LOG
 #undef SQRT
 #undef TANH
+#undef ERF
 
 #define T double
 #define POW pow
@@ -69,11 +75,14 @@ VECTOR_2(pow, double)
 #define LOG log
 #define SQRT sqrt
 #define TANH tanh
+#define ERF erf
 #define DDP_BINARY(op, expr) LOOP_2(op##_f64, double, double, expr)
 #define DDP_BINARY_FLOAT(op, expr) LOOP_2(op##_f64, double, double, expr)
 #define DDP_COMPARE(op, expr) LOOP_2(op##_f64, double, uint8_t, expr)
 #define DDP_UNARY(op, expr) LOOP_1(op##_f64, double, double, expr)
 #define DDP_UNARY_FLOAT(op, expr) LOOP_1(op##_f64, double, double, expr)
+#define DDP_VARIANT(op, expr) LOOP_1(op##_f64, double, double, expr)
+#define DDP_VARIANT_2(op, expr) LOOP_2(op##_f64, double, double, expr)
 #include "../elementwise.def"
 #undef T
 
@@ -114,6 +123,17 @@ static int run_1(const ddp_call *c, cpu_loop f32, cpu_loop f64) {
 #define DDP_UNARY(op, expr) KERNEL_1(op)
 #define DDP_UNARY_FLOAT(op, expr) KERNEL_1(op)
 #include "../elementwise.def"
+
+static int run_gelu(const ddp_call *c) {
+    bool t = ((const ddp_gelu_attrs *)c->attrs)->tanh;
+    return run_1(c, t ? gelu_tanh_f32 : gelu_exact_f32, t ? gelu_tanh_f64 : gelu_exact_f64);
+}
+CPU_KERNEL(gelu, reject_float, run_gelu);
+static int run_gelu_grad(const ddp_call *c) {
+    bool t = ((const ddp_gelu_grad_attrs *)c->attrs)->tanh;
+    return run_2(c, t ? gelu_grad_tanh_f32 : gelu_grad_exact_f32, t ? gelu_grad_tanh_f64 : gelu_grad_exact_f64, NULL);
+}
+CPU_KERNEL(gelu_grad, reject_float, run_gelu_grad);
 
 /* ---- where, clamp ---- */
 

@@ -47,11 +47,14 @@
 #define LOG logf
 #define SQRT sqrtf
 #define TANH tanhf
+#define ERF erff
 #define DDP_BINARY(op, expr) RUN_BINARY(op, f32, expr)
 #define DDP_BINARY_FLOAT(op, expr) RUN_BINARY(op, f32, expr)
 #define DDP_COMPARE(op, expr) RUN_COMPARE(op, f32, expr)
 #define DDP_UNARY(op, expr) RUN_UNARY(op, f32, expr)
 #define DDP_UNARY_FLOAT(op, expr) RUN_UNARY(op, f32, expr)
+#define DDP_VARIANT(op, expr) RUN_UNARY(op, f32, expr)
+#define DDP_VARIANT_2(op, expr) RUN_BINARY(op, f32, expr)
 #include "../elementwise.def"
 #undef T
 #undef POW
@@ -59,6 +62,7 @@
 #undef LOG
 #undef SQRT
 #undef TANH
+#undef ERF
 
 #define T double
 #define POW pow
@@ -66,11 +70,14 @@
 #define LOG log
 #define SQRT sqrt
 #define TANH tanh
+#define ERF erf
 #define DDP_BINARY(op, expr) RUN_BINARY(op, f64, expr)
 #define DDP_BINARY_FLOAT(op, expr) RUN_BINARY(op, f64, expr)
 #define DDP_COMPARE(op, expr) RUN_COMPARE(op, f64, expr)
 #define DDP_UNARY(op, expr) RUN_UNARY(op, f64, expr)
 #define DDP_UNARY_FLOAT(op, expr) RUN_UNARY(op, f64, expr)
+#define DDP_VARIANT(op, expr) RUN_UNARY(op, f64, expr)
+#define DDP_VARIANT_2(op, expr) RUN_BINARY(op, f64, expr)
 #include "../elementwise.def"
 #undef T
 #undef POW
@@ -78,6 +85,7 @@
 #undef LOG
 #undef SQRT
 #undef TANH
+#undef ERF
 
 #undef ADD
 #undef SUB
@@ -202,6 +210,19 @@ static void bool_add(void *ctx, char *const *p, const int64_t *s, int64_t n) {
 #include "../elementwise.def"
 
 /* ---- elementwise ops with attributes, and copies ---- */
+
+static int run_gelu(const ddp_call *c) {
+    static const ddp_run_fn exact[DDP_DTYPES] = {[DDP_F32] = gelu_exact_f32, [DDP_F64] = gelu_exact_f64};
+    static const ddp_run_fn approximate[DDP_DTYPES] = {[DDP_F32] = gelu_tanh_f32, [DDP_F64] = gelu_tanh_f64};
+    return walk(c, ((const ddp_gelu_attrs *)c->attrs)->tanh ? approximate : exact);
+}
+DDP_REF_KERNEL(gelu, run_gelu);
+static int run_gelu_grad(const ddp_call *c) {
+    static const ddp_run_fn exact[DDP_DTYPES] = {[DDP_F32] = gelu_grad_exact_f32, [DDP_F64] = gelu_grad_exact_f64};
+    static const ddp_run_fn approximate[DDP_DTYPES] = {[DDP_F32] = gelu_grad_tanh_f32, [DDP_F64] = gelu_grad_tanh_f64};
+    return walk(c, ((const ddp_gelu_grad_attrs *)c->attrs)->tanh ? approximate : exact);
+}
+DDP_REF_KERNEL(gelu_grad, run_gelu_grad);
 
 static int run_clamp(const ddp_call *c) {
     const ddp_clamp_attrs *a = c->attrs;

@@ -65,3 +65,26 @@ static int run_gather_grad(const ddp_call *c) {
     return add_back(c, ((const ddp_gather_grad_attrs *)c->attrs)->dim, false);
 }
 DDP_REF_KERNEL(gather_grad, run_gather_grad);
+
+static int run_embedding(const ddp_call *c) {
+    const ddp_tensor *w = c->in[0], *y = c->out[0];
+    int64_t E = w->m.size[1];
+    size_t bytes = ddp__dtype_bytes[w->m.dtype];
+    for (int64_t i = 0; i < y->numel; i++) {
+        int64_t from = id_at(c->in[1], i / E) * w->m.stride[0] + i % E * w->m.stride[1];
+        memcpy(ddp__ptr(y) + (size_t)ref_at(&y->m, i) * bytes, ddp__ptr(w) + (size_t)from * bytes, bytes);
+    }
+    return 0;
+}
+DDP_REF_KERNEL(embedding, run_embedding);
+
+static int run_embedding_grad(const ddp_call *c) {
+    const ddp_tensor *g = c->in[0], *dw = c->out[0];
+    int64_t E = dw->m.size[1];
+    double *sums = ref_sums(c, dw->numel);
+    if (!sums) return ddp__pending();
+    for (int64_t i = 0; i < g->numel; i++) sums[id_at(c->in[1], i / E) * E + i % E] += ref_get(g, i);
+    ref_put_sums(dw, sums);
+    return 0;
+}
+DDP_REF_KERNEL(embedding_grad, run_embedding_grad);

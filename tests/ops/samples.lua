@@ -232,4 +232,32 @@ S.reduce_scatter = { samples = { { inputs = { { 2, 3 } } } }, fail = { { inputs 
 S.all_reduce_ = { samples = { { inputs = { { 2, 3 } }, no_grad = true } }, fail = { { inputs = { { 2 } }, args = { 9 }, text = "op 9" } } }
 S.broadcast_ = { samples = { { inputs = { { 2, 3 } }, no_grad = true } }, fail = { { inputs = { { 2 } }, args = { 4 }, text = "root 4 in a world of 1" } } }
 
+-- ---- layers of transformers -------------------------------------------------------------------------------------------------------------------
+S.layer_norm = { samples = { { inputs = { { 4, 5 }, { 5 }, { 5 } } }, { inputs = { { 2, 3, 4 }, false, false } }, { inputs = { { 2, 3, 4 }, { 3, 4, wide = true }, { 3, 4, wide = true } }, args = { 2 } },
+  { inputs = { { 7 }, { 7 }, false }, args = { 1, 1e-3 } }, { inputs = { { 40, 65 }, { 65, wide = true }, { 65, wide = true } }, no_grad = true }, { inputs = { { 3, 2500 }, { 2500 }, { 2500 } }, no_grad = true } },
+  fail = { { inputs = { { 4, 5 }, { 4 }, false }, text = "weight is [4], expected [5] for x [4,5]" }, { inputs = { { 4, 5 }, false, false }, args = { 3 }, text = "dims is 3, expected 1 to 2" },
+    { inputs = { { 4, 0 }, false, false }, text = "nothing to normalise" }, { inputs = { { 4, 5, kind = "int" }, false, false }, text = "expected a floating dtype" } } }
+-- mean and rstd must belong to x where second gradients are differences: no_grad.
+S.layer_norm_grad = { samples = { { inputs = { { 4, 5 }, { 4, 5 }, { 5 }, { 4, wide = true }, { 4, kind = "positive", wide = true } }, no_grad = true },
+  { inputs = { { 2, 3, 4 }, { 2, 3, 4 }, false, { 2, wide = true }, { 2, kind = "positive", wide = true } }, args = { 2 }, no_grad = true },
+  { inputs = { { 40, 65 }, { 40, 65 }, { 65, wide = true }, { 40, wide = true }, { 40, kind = "positive", wide = true } }, no_grad = true },
+  { inputs = { { 3, 2500 }, { 3, 2500 }, { 2500 }, { 3, wide = true }, { 3, kind = "positive", wide = true } }, no_grad = true } },
+  fail = { { inputs = { { 4, 5 }, { 4, 6 }, false, { 4 }, { 4 } }, text = "g is [4,5], x [4,6]" }, { inputs = { { 4, 5 }, { 4, 5 }, false, { 5 }, { 4 } }, text = "mean is [5], expected [4]" } } }
+S.embedding = { samples = { { inputs = { { 5, 3 }, { 4, kind = "label", n = 5 } } }, { inputs = { { 5, 3 }, { 2, 3, kind = "label", n = 5 } } }, { inputs = { { 5, 3 }, { kind = "label", n = 5 } } },
+  { inputs = { { 50, 130 }, { 8, 9, kind = "label", n = 50 } }, no_grad = true } },
+  fail = { { inputs = { { 2, 2 }, { 3, kind = "int", lo = 5, n = 9 } }, text = "expected 0 to 1" }, { inputs = { { 2 }, { 3, kind = "label", n = 2 } }, text = "expected 2 dims" } } }
+S.embedding_grad = { samples = { { inputs = { { 4, 3 }, { 4, kind = "label", n = 5 } }, args = { 5 } }, { inputs = { { 2, 3, 2 }, { 2, 3, kind = "label", n = 4 } }, args = { 4 } },
+  { inputs = { { 90, 130 }, { 90, kind = "label", n = 7 } }, args = { 7 }, no_grad = true } },
+  fail = { { inputs = { { 4, 3 }, { 5, kind = "label", n = 5 } }, args = { 5 }, text = "g is [4,3], ids [5]" } } }
+local function gelu_tanh(x) return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3))) end
+S.gelu = unary(nil)
+for _, shape in ipairs { { 2, 3 }, { 37 } } do S.gelu.samples[#S.gelu.samples + 1] = { inputs = { shape }, args = { true }, list_value = function(x)
+  local out = {}
+  for i, v in ipairs(x:reshape(x:numel()):tolist()) do out[i] = gelu_tanh(v) end
+  return out
+end } end
+S.gelu_grad = { samples = { { inputs = { { 2, 3 }, { 2, 3 } } }, { inputs = { { 37 }, { 37 } } }, { inputs = { { 2, 3 }, { 2, 3 } }, args = { true } }, { inputs = { { 37 }, { 37 } }, args = { true } } },
+  fail = { { inputs = { { 3 }, { 4 } }, text = "g is [3], x [4]" } } }
+S.silu = unary(function(x) return x / (1 + math.exp(-x)) end)
+
 return S

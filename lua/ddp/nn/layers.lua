@@ -147,6 +147,28 @@ M.BatchNorm2d.dims = 4
 M.BatchNorm1d = class("BatchNorm1d", BatchNorm)
 M.BatchNorm1d.dims, M.BatchNorm1d.other_dims = 2, 3
 
+M.LayerNorm = class "LayerNorm"
+function M.LayerNorm:init(shape, opts)
+  opts = base.options("LayerNorm", opts, { "eps", "elementwise_affine", "bias" })
+  self.shape, self.eps = type(shape) == "table" and { unpack(shape) } or { shape }, opts.eps or 1e-5
+  if #self.shape == 0 then fail "LayerNorm: normalized_shape is empty" end
+  for _, n in ipairs(self.shape) do whole("LayerNorm: normalized_shape", n) end
+  if opts.elementwise_affine ~= false then
+    self.weight = Parameter(tensor.ones(self.shape))
+    if opts.bias ~= false then self.bias = Parameter(tensor.zeros(self.shape)) end
+  end
+end
+function M.LayerNorm:forward(x) return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps) end
+function M.LayerNorm:extra() return table.concat(self.shape, ", ") end
+
+M.Embedding = class "Embedding"
+function M.Embedding:init(n, dim)
+  self.num_embeddings, self.embedding_dim = whole("Embedding: num_embeddings", n), whole("Embedding: embedding_dim", dim)
+  self.weight = Parameter(tensor.randn({ n, dim }))
+end
+function M.Embedding:forward(ids) return ops.embedding(self.weight, ids) end
+function M.Embedding:extra() return ("%d, %d"):format(self.num_embeddings, self.embedding_dim) end
+
 -- ---- layers without ----------------------------------------------------------------------------------------------------------
 
 local function simple(name, fn)
@@ -156,7 +178,12 @@ end
 simple("ReLU", ops.relu)
 simple("Tanh", ops.tanh)
 simple("Sigmoid", ops.sigmoid)
+simple("SiLU", ops.silu)
 simple("Identity", function(x) return x end)
+
+M.GELU = class "GELU"
+function M.GELU:init(opts) self.opts = base.options("GELU", opts, { "approximate" }) end
+function M.GELU:forward(x) return F.gelu(x, self.opts) end
 
 M.Flatten = class "Flatten"
 function M.Flatten:init(first, last) self.first, self.last = first or 2, last or -1 end
