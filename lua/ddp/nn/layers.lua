@@ -4,6 +4,7 @@ local tensor = require "ddp.tensor"
 local module = require "ddp.nn.module"
 local F = require "ddp.nn.functional"
 local ops = require "ddp.ops"
+local grad = require "ddp.grad"
 local fail, Parameter, class = base.error, module.Parameter, module.class
 
 local M = {}
@@ -99,7 +100,7 @@ function BatchNorm:forward(x)
     fail(("%s: x has %d dims, expected %d"):format(self._name, x:dim(), self.dims))
   end
   local training = self.training
-  if training and self.running_mean ~= nil then ops.add_(self.num_batches_tracked, 1) end
+  if training and self.running_mean ~= nil and not grad.runs_again() then ops.add_(self.num_batches_tracked, 1) end
   return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, training or self.running_mean == nil, self.momentum, self.eps)
 end
 function BatchNorm:extra() return tostring(self.num_features) end
