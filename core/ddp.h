@@ -212,6 +212,20 @@ DDP_API void ddp_memory_stats(int device, ddp_memory *out);
 DDP_API void ddp_memory_reset_peak(int device);
 /* Gives cached blocks back to the system. Any thread. */
 DDP_API void ddp_memory_empty_cache(void);
+/* A live storage of 1 MB or more: what it was made for. */
+typedef struct ddp_live {
+    int64_t bytes;
+    int dtype, ndim;
+    int64_t size[DDP_MAX_DIM];
+    const char *op; /* the op that made it; NULL: none */
+    char where[64]; /* what ddp_set_origin noted, "" when nothing */
+} ddp_live;
+/* The n largest, the largest first, into out [n]; returns how many there were. Any thread. */
+DDP_API int ddp_memory_largest(ddp_live *out, int n);
+/* Notes who made t ("train.lua:57"; copied, cut at 63 bytes) where its storage has 1 MB or more. Any thread. */
+DDP_API void ddp_set_origin(ddp_tensor *t, const char *where);
+/* 1 when nothing is noted yet for a storage of that size. Any thread. */
+DDP_API int ddp_wants_origin(const ddp_tensor *t);
 /* Bytes of storage made since ddp_memory_gc_done: drives the Lua collector. Any thread. */
 DDP_API int64_t ddp_live_bytes_since_gc(void);
 DDP_API void ddp_memory_gc_done(void);
