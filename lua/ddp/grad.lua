@@ -69,7 +69,9 @@ end
 local function run(state, flags)
   local status = C.ddp_backward_next(state)
   while status == 1 do
+    local part = C.ddp_stats_enter(C.DDP_PART_BACKWARD)
     local ok, err = pcall(run_host, state, flags)
+    C.ddp_stats_enter(part)
     if not ok then
       C.ddp_backward_free(state)
       error(err, 0)
