@@ -133,6 +133,9 @@ DDP_API ddp_generator *ddp_generator_new(uint64_t seed, int per_rank);
 DDP_API void ddp_generator_free(ddp_generator *g);
 /* Random ops of this thread draw from g until the next call; NULL is the default one. g must outlive its use. */
 DDP_API void ddp_generator_use(ddp_generator *g);
+/* What g (NULL: the default one) will draw next, as three words, and back. Compute thread. */
+DDP_API void ddp_generator_state(const ddp_generator *g, uint64_t state[3]);
+DDP_API void ddp_generator_set_state(ddp_generator *g, const uint64_t state[3]);
 
 /* ---- tensors -------------------------------------------------------------------------------------------------- */
 
@@ -209,6 +212,20 @@ DDP_API void ddp_memory_stats(int device, ddp_memory *out);
 DDP_API void ddp_memory_reset_peak(int device);
 /* Gives cached blocks back to the system. Any thread. */
 DDP_API void ddp_memory_empty_cache(void);
+/* A live storage of 1 MB or more: what it was made for. */
+typedef struct ddp_live {
+    int64_t bytes;
+    int dtype, ndim;
+    int64_t size[DDP_MAX_DIM];
+    const char *op; /* the op that made it; NULL: none */
+    char where[64]; /* what ddp_set_origin noted, "" when nothing */
+} ddp_live;
+/* The n largest, the largest first, into out [n]; returns how many there were. Any thread. */
+DDP_API int ddp_memory_largest(ddp_live *out, int n);
+/* Notes who made t ("train.lua:57"; copied, cut at 63 bytes) where its storage has 1 MB or more. Any thread. */
+DDP_API void ddp_set_origin(ddp_tensor *t, const char *where);
+/* 1 when nothing is noted yet for a storage of that size. Any thread. */
+DDP_API int ddp_wants_origin(const ddp_tensor *t);
 /* Bytes of storage made since ddp_memory_gc_done: drives the Lua collector. Any thread. */
 DDP_API int64_t ddp_live_bytes_since_gc(void);
 DDP_API void ddp_memory_gc_done(void);
@@ -274,6 +291,23 @@ DDP_API int ddp_record_host(int64_t id, int n_in, ddp_tensor *const *in, int n_o
  * after != 0: on a leaf, after accumulation and reduction (no result). Returns 0 or an error. */
 DDP_API int ddp_tensor_add_hook(ddp_tensor *t, int64_t id, int after);
 DDP_API int ddp_tensor_remove_hook(ddp_tensor *t, int64_t id);
+/* The first of 2^32 ids for host functions, given to no one else. Any thread. */
+DDP_API int64_t ddp_host_ids(void);
+/* An id of the block that begins with `first` which no graph can ask for any more, once each; -1: none. Any thread. */
+DDP_API int64_t ddp_host_dead(int64_t first);
+
+/* A stretch of the forward that keeps nothing for backward (ddp.checkpoint in Lua): what is recorded until ddp_segment_end
+ * saves no tensors. Where ddp_backward_next needs them it returns 1 with ddp_backward_host_id == id and no gradients: the
+ * host then calls ddp_segment_again, computes the same again from the same inputs, and calls ddp_segment_filled. They nest.
+ * ddp_segment_end returns how much was recorded; 0: it will not be asked for. Compute thread. */
+DDP_API int ddp_segment_begin(int64_t id);
+DDP_API int ddp_segment_end(void);
+/* 0: none is open; 1: nothing is kept now (a function of the host's would not be asked for either: the stretch around
+ * it is run again first); 2: a second run is going on. */
+DDP_API int ddp_segment_open(void);
+DDP_API int ddp_segment_again(ddp_backward_state *s);
+/* ok 0: the second run failed, nothing is handed over. DDP_ESTATE when it recorded other calls than the first. */
+DDP_API int ddp_segment_filled(ddp_backward_state *s, int ok);
 
 /* ---- the job's tensors: collectives ---------------------------------------------------------------------------- */
 

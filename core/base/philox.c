@@ -45,6 +45,17 @@ void ddp_generator_free(ddp_generator *g) {
 
 void ddp_generator_use(ddp_generator *g) { current = g; }
 
+void ddp_generator_state(const ddp_generator *g, uint64_t state[3]) {
+    if (!g) g = &default_generator;
+    state[0] = g->key;
+    state[1] = g->calls;
+    state[2] = g->per_rank;
+}
+
+void ddp_generator_set_state(ddp_generator *g, const uint64_t state[3]) {
+    *(g ? g : &default_generator) = (ddp_generator){state[0], state[1], state[2] != 0};
+}
+
 ddp_rng ddp__rng_next(bool per_rank) {
     ddp_generator *g = current ? current : &default_generator;
     ddp_rng r = {g->key, g->calls++};

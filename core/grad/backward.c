@@ -36,6 +36,7 @@ struct ddp_backward_state {
     int edge;              /* edge being given in STEP_LEAVES */
     ddp_tensor **in_grads; /* [n_in] of the node, owned */
     bool capturing;        /* inputs are given: leaves are left alone */
+    int64_t ran_again;     /* the host function last asked to run a segment again */
     int64_t host_id;       /* what the host runs now; host_n gradients, results into host_out */
     int host_n, host_n_out;
     ddp_tensor **host_in, **host_out;
@@ -221,6 +222,14 @@ ddp_tensor *ddp_backward_host_grad(const ddp_backward_state *s, int i) {
     return s->host_in && i >= 0 && i < s->host_n ? s->host_in[i] : NULL;
 }
 
+int ddp_segment_again(ddp_backward_state *s) {
+    if (ddp__pending()) return ddp__pending();
+    if (!s || s->at < 0) return ddp__fail(DDP_ESTATE, "checkpoint: no backward asks for it");
+    return ddp__segment_again();
+}
+
+int ddp_segment_filled(ddp_backward_state *s, int ok) { return ddp__segment_filled(s->nodes[s->at].node, ok != 0); }
+
 int ddp_backward_host_result(ddp_backward_state *s, int i, ddp_tensor *grad) {
     if (ddp__pending()) return ddp__pending();
     if (!s->host_out || i < 0 || i >= s->host_n_out)
@@ -234,10 +243,10 @@ int ddp_backward_host_result(ddp_backward_state *s, int i, ddp_tensor *grad) {
 /* ---- one node ---- */
 
 static int check_saved(const ddp_node *n) {
-    if (n->freed && n->kind == DDP_NODE_OP)
+    if (n->freed)
         return ddp__fail(DDP_ESTATE,
                          "backward: the graph of %s was used up by an earlier backward; pass retain_graph there",
-                         n->op->name);
+                         n->kind == DDP_NODE_OP ? n->op->name : "a host function");
     for (int i = 0; i < n->n_in + n->n_out; i++) {
         const ddp_tensor *t = n->saved[i];
         if (!t || t->storage->version == n->version[i]) continue;
@@ -390,10 +399,15 @@ static int run_hooks(ddp_backward_state *s) {
 
 static int differentiate(ddp_backward_state *s) {
     visit *v = &s->nodes[s->at];
+    int64_t missing = ddp__segment_missing(v->node);
+    if (missing && missing == s->ran_again)
+        return ddp__fail(DDP_ESTATE, "backward: through a checkpoint whose function has not returned yet");
+    if (missing) return ask_host(s, s->ran_again = missing, 0, NULL, 0, NULL);
     if (s->capturing) capture_grads(s, v);
     s->in_grads = calloc((size_t)v->node->n_in + 1, sizeof *s->in_grads);
     if (!s->in_grads) return ddp__fail(DDP_ENOMEM, "backward: out of memory");
     s->step = STEP_LEAVES;
+    if (v->node->kind == DDP_NODE_HOST && check_saved(v->node) < 0) return ddp__pending();
     if (v->node->kind == DDP_NODE_HOST)
         return ask_host(s, v->node->host_id, v->node->n_out, v->grads, v->node->n_in, s->in_grads);
     return run_vjp(s, v);

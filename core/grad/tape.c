@@ -76,6 +76,9 @@ void ddp__node_release(ddp_node *n) {
             ddp__node_release(m->edges[i].node);
             ddp__drop(m->edges[i].leaf);
         }
+        ddp__segment_forget(m);
+        if (m->kind == DDP_NODE_HOST) ddp__host_dead(m->host_id);
+        for (int i = 0; i < m->n_hooks; i++) ddp__host_dead(m->hooks[i].id);
         free(m->hooks);
         free(m);
     }
@@ -89,6 +92,8 @@ static void drop_history(ddp_tensor *t) {
     ddp__node_release(t->node);
     t->node = NULL;
     if (t->leaf) {
+        for (int i = 0; i < t->leaf->n_hooks; i++) ddp__host_dead(t->leaf->hooks[i].id);
+        for (int i = 0; i < t->leaf->n_after; i++) ddp__host_dead(t->leaf->after[i].id);
         free(t->leaf->hooks);
         free(t->leaf->after);
         free(t->leaf);
@@ -160,6 +165,7 @@ static int record(const ddp_call *c, bool in_place) {
     if (!n) return ddp__pending();
     n->op = c->op;
     memcpy(n->attrs, c->attrs ? c->attrs : "", c->op->attr_size);
+    bool keeps = ddp__segment_keeps();
     for (int i = 0; i < c->n_in; i++) {
         if (!c->in[i]) {
             n->meta[i].ndim = -1;
@@ -168,6 +174,7 @@ static int record(const ddp_call *c, bool in_place) {
         n->meta[i] = c->in[i]->m;
         if (ddp__is_float(c->in[i]->m.dtype)) point_edge(&n->edges[i], c->in[i]);
         bool keep = c->op->lists ? (rules->saves & DDP_SAVE_ALL_IN) : i < 15 && (rules->saves & DDP_SAVE_IN(i));
+        keep &= keeps;
         /* In place the old value of in[0] is gone: what is noted is the version before the write, so backward refuses.
          */
         if (keep) save(n, i, ddp_retain(c->in[i]));
@@ -175,11 +182,12 @@ static int record(const ddp_call *c, bool in_place) {
     }
     for (int i = 0; i < c->op->n_out; i++) {
         n->meta[c->n_in + i] = c->out[i]->m;
-        if (rules->saves & DDP_SAVE_OUT(i)) save(n, c->n_in + i, ddp__alias(c->out[i]));
+        if (keeps && (rules->saves & DDP_SAVE_OUT(i))) save(n, c->n_in + i, ddp__alias(c->out[i]));
         if (!ddp__is_float(c->out[i]->m.dtype) || ((rules->const_out >> i) & 1)) continue;
         set_node(c->out[i], n, i);
     }
     if (c->op->flags & DDP_OPF_VIEW) c->out[0]->storage->graph_views = true;
+    ddp__segment_add(n);
     ddp__node_release(n);
     return ddp__pending();
 }
@@ -216,8 +224,9 @@ int ddp_record_host(int64_t id, int n_in, ddp_tensor *const *in, int n_out, ddp_
         n->meta[n_in + i] = out[i]->m;
         if (ddp__is_float(out[i]->m.dtype)) set_node(out[i], n, i);
     }
+    ddp__segment_add(n);
     ddp__node_release(n);
-    return 0;
+    return ddp__pending();
 }
 
 __attribute__((constructor)) static void fill_slots(void) {

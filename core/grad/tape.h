@@ -19,6 +19,8 @@ typedef struct ddp_hook {
     int out; /* of a node: which output */
 } ddp_hook;
 
+typedef struct ddp_segment ddp_segment; /* segment.c */
+
 struct ddp_node {
     atomic_int refs;
     ddp_node_kind kind;
@@ -36,6 +38,8 @@ struct ddp_node {
     void *attrs;
     ddp_hook *hooks;
     int n_hooks;
+    ddp_segment *segment; /* owned; NULL: none, it keeps what it saves */
+    int place;            /* in it */
 };
 
 /* What a leaf has besides its gradient. */
@@ -56,6 +60,21 @@ static inline bool ddp__wants_grad(const ddp_tensor *t) { return t && (t->requir
 DDP_LOCAL ddp_leaf_info *ddp__leaf_info(ddp_tensor *t);
 /* A handle on the same storage without history; not in a scope. */
 DDP_LOCAL ddp_tensor *ddp__alias(const ddp_tensor *t);
+
+/* ---- segments (segment.c): stretches that keep nothing and are run again for backward ---- */
+/* Does a node recorded now keep what it saves? */
+DDP_LOCAL bool ddp__segment_keeps(void);
+/* Puts a new node into the open segment, if there is one. */
+DDP_LOCAL int ddp__segment_add(ddp_node *n);
+/* The node goes. */
+DDP_LOCAL void ddp__segment_forget(ddp_node *n);
+/* The host function to run before n can give its gradient; 0: none. */
+DDP_LOCAL int64_t ddp__segment_missing(const ddp_node *n);
+/* Opens the second run of what n misses; ends it, handing over what was saved (ok) or nothing. */
+DDP_LOCAL int ddp__segment_again(void);
+DDP_LOCAL int ddp__segment_filled(const ddp_node *n, bool ok);
+/* Nothing can ask for this host function any more. */
+DDP_LOCAL void ddp__host_dead(int64_t id);
 
 /* What reducers put here: gradients of leaves with a bucket slot go through `accumulate`. */
 typedef struct ddp_grad_slots {

@@ -91,11 +91,17 @@ static void *fresh(size_t bytes) {
     return p;
 }
 
+static void *out_of_memory(size_t bytes) {
+    pthread_mutex_lock(&m.lock);
+    double in_use = (double)m.allocated / (1 << 20), peak = (double)m.peak / (1 << 20);
+    pthread_mutex_unlock(&m.lock);
+    ddp__fail(DDP_ENOMEM, "out of memory: %zu bytes (%.1f MB) asked for, %.1f MB in use, at most %.1f MB before", bytes,
+              (double)bytes / (1 << 20), in_use, peak);
+    return NULL;
+}
+
 void *ddp__mem_alloc(size_t bytes) {
-    if (bytes > (size_t)1 << 46) {
-        ddp__fail(DDP_ENOMEM, "out of memory: %zu bytes asked for", bytes);
-        return NULL;
-    }
+    if (bytes > (size_t)1 << 46) return out_of_memory(bytes); /* no machine; and sizes stay sums without overflow */
     size_t rounded;
     int c = class_of(bytes, &rounded);
     pthread_mutex_lock(&m.lock);
@@ -110,12 +116,8 @@ void *ddp__mem_alloc(size_t bytes) {
         m.allocated += (int64_t)rounded;
         if (m.allocated > m.peak) m.peak = m.allocated;
     }
-    int64_t in_use = m.allocated;
     pthread_mutex_unlock(&m.lock);
-    if (!p) {
-        ddp__fail(DDP_ENOMEM, "out of memory: %zu bytes asked for, %lld MB in use", bytes, (long long)(in_use >> 20));
-        return NULL;
-    }
+    if (!p) return out_of_memory(bytes);
     atomic_fetch_add_explicit(&since_gc, (int_fast64_t)rounded, memory_order_relaxed);
     return p;
 }

@@ -122,6 +122,7 @@ static int make_outputs(ddp_call *c, const ddp_meta *meta) {
             c->out[i] = ddp__tensor_over(c->in[0]->storage, &meta[i]);
         } else {
             c->out[i] = ddp__tensor_new(&meta[i]);
+            if (c->out[i] && c->out[i]->storage->big) ddp__big_made(c->out[i], c->op->name);
         }
         if (!c->out[i]) return ddp__pending();
     }

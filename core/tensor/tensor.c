@@ -8,7 +8,7 @@
 #include "../mem/mem.h"
 
 enum {
-    HEADER = 64, /* a small storage and its bytes are one block; the bytes stay 64-aligned */
+    HEADER = DDP_STORAGE_HEADER, /* a small storage and its bytes are one block; the bytes stay 64-aligned */
     INLINE = 64 << 10
 };
 _Static_assert(sizeof(ddp_storage) <= HEADER, "the header fits in front of inline bytes");
@@ -17,8 +17,13 @@ void (*ddp__tensor_drop_history)(ddp_tensor *t);
 
 /* ---- storage ---------------------------------------------------------------------------------------------------- */
 
+/* Bytes of the block that holds the header: the data too when small, what is noted of it when big. */
+static size_t header_block(size_t bytes) {
+    return bytes <= INLINE ? HEADER + bytes : bytes >= DDP_BIG ? HEADER + sizeof(ddp_big) : HEADER;
+}
+
 ddp_storage *ddp__storage_new(size_t bytes, int device) {
-    size_t block = bytes <= INLINE ? HEADER + bytes : HEADER;
+    size_t block = header_block(bytes);
     ddp_storage *s = ddp__mem_alloc(block);
     if (!s) return NULL;
     void *data = (char *)s + HEADER;
@@ -34,6 +39,8 @@ ddp_storage *ddp__storage_new(size_t bytes, int device) {
     s->device = device;
     s->bytes = bytes;
     s->data = data;
+    s->big = bytes >= DDP_BIG;
+    if (s->big) ddp__big_add(ddp__big(s), bytes);
     return s;
 }
 
@@ -42,7 +49,8 @@ void ddp__storage_release(ddp_storage *s) {
     if (s->deleter) s->deleter(s->ctx);
     bool separate = s->data != (char *)s + HEADER;
     if (separate && !s->deleter && !s->ctx) ddp__mem_free(s->data, s->bytes);
-    ddp__mem_free(s, separate ? HEADER : HEADER + s->bytes);
+    if (s->big) ddp__big_remove(ddp__big(s));
+    ddp__mem_free(s, s->big ? HEADER + sizeof(ddp_big) : separate ? HEADER : HEADER + s->bytes);
 }
 
 /* ---- scopes ------------------------------------------------------------------------------------------------------ */
@@ -171,6 +179,7 @@ ddp_tensor *ddp__tensor_new(const ddp_meta *m) {
     if (!s) return NULL;
     ddp_tensor *t = ddp__tensor_over(s, m);
     ddp__storage_release(s);
+    if (t && s->big) ddp__big_made(t, NULL);
     return t;
 }
 

@@ -20,6 +20,7 @@ typedef struct ddp_meta {
 typedef struct ddp_storage {
     atomic_int refs;
     bool graph_views; /* a view of it was recorded: in place is refused inside graphs */
+    bool big;         /* a ddp_big lies behind it */
     int device;
     size_t bytes;
     void *data;
@@ -27,6 +28,16 @@ typedef struct ddp_storage {
     void (*deleter)(void *ctx);   /* of blobs; NULL: the allocator's */
     void *ctx;
 } ddp_storage;
+
+/* What is known of a storage of DDP_BIG bytes and more (big.c). */
+enum { DDP_BIG = 1 << 20 };
+typedef struct ddp_big {
+    struct ddp_big *next, *before;
+    size_t bytes;
+    ddp_meta m;     /* of the tensor it was made for */
+    const char *op; /* the op that made it; NULL: none */
+    char where[64]; /* the host's line; "" until it is told */
+} ddp_big;
 
 typedef struct ddp_node ddp_node;           /* grad/tape.h */
 typedef struct ddp_leaf_info ddp_leaf_info; /* grad/tape.h */
@@ -61,6 +72,17 @@ DDP_LOCAL ddp_tensor *ddp__scope_own(ddp_tensor *t);
 DDP_LOCAL void ddp__drop(ddp_tensor *t);
 /* Does a scope of this thread own new results? */
 DDP_LOCAL bool ddp__in_scope(void);
+
+enum {
+    DDP_STORAGE_HEADER = 64
+}; /* a storage's block: the header, then the bytes of a small one, the ddp_big of a big one */
+static inline ddp_big *ddp__big(const ddp_storage *s) {
+    return s->big ? (ddp_big *)((char *)(uintptr_t)s + DDP_STORAGE_HEADER) : NULL;
+}
+DDP_LOCAL void ddp__big_add(ddp_big *b, size_t bytes);
+DDP_LOCAL void ddp__big_remove(ddp_big *b);
+/* t was made by op; nothing where its storage is not big. */
+DDP_LOCAL void ddp__big_made(const ddp_tensor *t, const char *op);
 
 static inline char *ddp__ptr(const ddp_tensor *t); /* first element */
 

@@ -39,11 +39,29 @@ M.error = fail
 
 local text_out = ffi.new "const char *[1]"
 
+-- What the memory is in, and what to try, in that order.
+local function memory_report()
+  local live = ffi.new "ddp_live[10]"
+  local n = C.ddp_memory_largest(live, 10)
+  local lines = {}
+  for i = 0, n - 1 do
+    local l, size = live[i], {}
+    for d = 0, l.ndim - 1 do size[d + 1] = tonumber(l.size[d]) end
+    local by, where = l.op ~= nil and " by " .. ffi.string(l.op) or "", ffi.string(l.where)
+    lines[i + 1] = ("%10.1f MB  %s [%s]%s%s"):format(tonumber(l.bytes) / 2 ^ 20, ffi.string(C.ddp_dtype_name(l.dtype)),
+      table.concat(size, ","), by, where ~= "" and " at " .. where or ", inside the library")
+  end
+  return (n > 0 and "\nthe largest live tensors:\n" .. table.concat(lines, "\n") or "")
+    .. "\nto try, in this order: gradient accumulation (smaller batches, a step every few: net:no_sync), bf16 (ddp.autocast), "
+    .. "recomputation (ddp.checkpoint), a smaller batch"
+end
+
 -- Takes the pending error of C and raises it. Text of peers keeps its mark, so that the first cause is told from echoes.
 local function raise()
   local status = C.ddp_error_take(text_out)
   local text = ffi.string(text_out[0])
   if status == 0 then text = "an unknown failure" end
+  if status == C.DDP_ENOMEM then text = text .. memory_report() end
   fail(text)
 end
 M.raise = raise
@@ -69,10 +87,23 @@ local function collect()
   limit = math.max(LIMIT, math.min(collectgarbage "count" * 1024 * .5, 2 * LIMIT))
 end
 
+-- The line that makes a tensor of 1 MB or more is kept for the out-of-memory error. Looking it up costs half a microsecond,
+-- so it is done only where that many bytes were taken since the last look.
+local BIG, looked = 2 ^ 20, 0
+local function note_line(t)
+  if C.ddp_wants_origin(t) == 1 then C.ddp_set_origin(t, user_line()) end
+end
+
 -- Takes ownership of a new reference from C, or raises what is pending.
 local function own(t)
   if t == nil then return raise() end
-  if C.ddp_live_bytes_since_gc() > limit then collect() end
+  local made = tonumber(C.ddp_live_bytes_since_gc())
+  if made - looked >= BIG or made < looked then note_line(t) end
+  looked = made
+  if made > limit then
+    collect()
+    looked = 0
+  end
   return gc(cast(reference, t), release)
 end
 M.own = own

@@ -1,4 +1,5 @@
--- grad.lua -- backward, gradients on demand, hooks, grad modes, gradcheck.
+-- grad.lua -- backward, gradients on demand, hooks, grad modes, checkpoint, gradcheck.
+local bit = require "bit"
 local ffi = require "ffi"
 local base = require "ddp.ffi"
 local tensor = require "ddp.tensor"
@@ -10,13 +11,34 @@ local M = {}
 
 -- ---- running a backward ------------------------------------------------------------------------------------------
 
-local hooks, next_id = {}, 1 -- host functions by number
+-- Host functions by number: {fn =, node = true} of a node in the graph, {fn =, leaf =, tensor =} of a hook, {again = fn} of a
+-- stretch to run again.
+local hooks = {}
+local first_id = tonumber(C.ddp_host_ids())
+local next_id = first_id
+
+-- A new number. What no graph can ask for any more is let go here, and after each backward.
+local function new_id()
+  local gone = tonumber(C.ddp_host_dead(first_id))
+  while gone >= 0 do
+    hooks[gone] = nil
+    gone = tonumber(C.ddp_host_dead(first_id))
+  end
+  next_id = next_id + 1
+  return next_id
+end
 
 -- What C stopped for: a host function gets the gradients that came in; its results, where tensors, are the gradients
 -- that go on (a hook's replaces the one it got).
-local function run_host(state)
-  local hook = hooks[tonumber(C.ddp_backward_host_id(state))]
+local function run_host(state, flags)
+  local id = tonumber(C.ddp_backward_host_id(state))
+  local hook = hooks[id]
   if not hook then return end
+  if hook.again then
+    hook.again(state)
+    hooks[id] = nil -- what it needed is in the graph now
+    return
+  end
   local function give(...)
     for i = 1, hook.leaf and 0 or select("#", ...) do
       local result = select(i, ...)
@@ -32,14 +54,24 @@ local function run_host(state)
     local g = C.ddp_backward_host_grad(state, i - 1)
     if g ~= nil then grads[i] = own(C.ddp_retain(g)) end
   end
-  give(hook.fn(unpack(grads, 1, n)))
+  if not hook.node then return give(hook.fn(unpack(grads, 1, n))) end
+  local before = C.ddp_set_grad_mode(bit.band(flags, C.DDP_CREATE_GRAPH) ~= 0 and 1 or 0)
+  local function finish(ok, ...)
+    C.ddp_set_grad_mode(before)
+    if not ok then error((...), 0) end
+    give(...)
+  end
+  finish(pcall(hook.fn, unpack(grads, 1, n)))
+  if flags == 0 then hooks[id] = nil end -- the graph is used up
 end
 
 -- Goes on until the end, or the first error.
-local function walk(state)
+local function walk(state, flags)
   local status = C.ddp_backward_next(state)
   while status == 1 do
-    local ok, err = pcall(run_host, state)
+    local part = C.ddp_stats_enter(C.DDP_PART_BACKWARD)
+    local ok, err = pcall(run_host, state, flags)
+    C.ddp_stats_enter(part)
     if not ok then
       C.ddp_backward_free(state)
       error(err, 0)
@@ -51,23 +83,22 @@ end
 
 -- Records fn as the gradient of outputs with respect to inputs: it gets their gradients and returns those of the inputs.
 function M.record_host(fn, inputs, outputs)
-  local id = next_id
-  next_id = id + 1
+  local id = new_id()
   local ins, outs = ffi.new("ddp_tensor *[?]", math.max(#inputs, 1)), ffi.new("ddp_tensor *[?]", math.max(#outputs, 1))
   for i, x in ipairs(inputs) do ins[i - 1] = x end
   for i, y in ipairs(outputs) do outs[i - 1] = y end
   check(C.ddp_record_host(id, #inputs, ins, #outputs, outs))
-  hooks[id] = { fn = fn }
+  if C.ddp_segment_open() ~= 1 then hooks[id] = { fn = fn, node = true } end -- else the second run gives its own
   return id
 end
 
 -- Host functions, too, run with autocast off.
 local mode_out = ffi.new "int[1]"
-local function run(state)
-  if C.ddp_autocast_dtype() == C.DDP_AUTOCAST_OFF then return walk(state) end
+local function run(state, flags)
+  if C.ddp_autocast_dtype() == C.DDP_AUTOCAST_OFF then return walk(state, flags) end
   check(C.ddp_autocast_begin(C.DDP_AUTOCAST_OFF, mode_out))
   local mode = mode_out[0]
-  local ok, status = pcall(walk, state)
+  local ok, status = pcall(walk, state, flags)
   C.ddp_autocast_end(mode)
   if not ok then error(status, 0) end
   return status
@@ -88,7 +119,7 @@ function T.backward(t, grad, opts)
   C.ddp_set_where(M.where and M.where() or "")
   local state = C.ddp_backward_begin(1, one_out, one_grad, 0, nil, flags, weight)
   if state == nil then raise() end
-  local status = run(state)
+  local status = run(state, flags)
   C.ddp_backward_free(state)
   if status < 0 then raise() end
 end
@@ -110,7 +141,7 @@ function M.grad(outputs, inputs, opts)
   local flags = (opts.create_graph and C.DDP_CREATE_GRAPH or 0) + (opts.retain_graph and C.DDP_RETAIN_GRAPH or 0)
   local state = C.ddp_backward_begin(n_out, outs, given, n_in, ins, flags, 1)
   if state == nil then raise() end
-  local status = run(state)
+  local status = run(state, flags)
   local grads, missing = {}, nil
   for i = 1, status == 0 and n_in or 0 do
     local g = C.ddp_backward_input_grad(state, i - 1)
@@ -126,8 +157,7 @@ end
 
 local function add_hook(t, fn, after)
   if type(fn) ~= "function" then fail("register_hook: expected a function, got a " .. type(fn)) end
-  local id = next_id
-  next_id = id + 1
+  local id = new_id()
   check(C.ddp_tensor_add_hook(t, id, after and 1 or 0))
   hooks[id] = { fn = fn, leaf = after, tensor = after and t or nil }
   return { remove = function()
@@ -148,6 +178,86 @@ end
 -- Arguments are passed on and results back; the mode before comes back, also on an error.
 function M.no_grad(fn, ...) return finish_mode(C.ddp_set_grad_mode(0), pcall(fn, ...)) end
 function M.enable_grad(fn, ...) return finish_mode(C.ddp_set_grad_mode(1), pcall(fn, ...)) end
+
+-- What code runs under besides its arguments and the grad mode: {get = its state, set = put that state in force}. Each part
+-- of the library with such a state adds a pair; a stretch that is run again gets them as they were.
+M.modes = {
+  { -- the default generator
+    get = function()
+      local state = ffi.new "uint64_t[3]"
+      C.ddp_generator_state(nil, state)
+      return state
+    end,
+    set = function(state) C.ddp_generator_set_state(nil, state) end,
+  },
+}
+function M.snapshot()
+  local states = {}
+  for i, mode in ipairs(M.modes) do states[i] = { mode, mode.get() } end
+  return states
+end
+function M.restore(states) for _, s in ipairs(states) do s[1].set(s[2]) end end
+
+-- ---- checkpoint ------------------------------------------------------------------------------------------------------
+
+local again = false
+-- True while a checkpoint runs its function for the second time: what a forward counts (running statistics) was counted.
+function M.runs_again() return again end
+
+local function versions(args, n)
+  local v = {}
+  for i = 1, n do if tensor.is_tensor(args[i]) then v[i] = C.ddp_version_of(args[i]) end end
+  return v
+end
+local function expect_unchanged(before, args, n, when)
+  local now = versions(args, n)
+  for i = 1, n do
+    if before[i] ~= now[i] then fail(("checkpoint: argument %d was changed in place %s; the function can't run on it again"):format(i, when)) end
+  end
+end
+
+-- The second run, asked for by a backward: same arguments, same modes, gradients on.
+local function second_run(fn, args, n, states, before, autocast)
+  return function(state)
+    expect_unchanged(before, args, n, "before its backward")
+    check(C.ddp_segment_again(state))
+    local outside, mode, was_again = M.snapshot(), C.ddp_set_grad_mode(1), again
+    check(C.ddp_autocast_begin(autocast, mode_out))
+    local autocast_before = mode_out[0]
+    M.restore(states)
+    again = true
+    local function finish(ok, ...)
+      again = was_again
+      C.ddp_autocast_end(autocast_before)
+      C.ddp_set_grad_mode(mode)
+      M.restore(outside)
+      local status = C.ddp_segment_filled(state, ok and 1 or 0)
+      if not ok then error((...), 0) end
+      check(status)
+    end
+    finish(pcall(fn, unpack(args, 1, n)))
+  end
+end
+
+-- fn(...), keeping nothing for backward but the arguments: backward runs fn again, with the same random draws and modes, and
+-- goes on from there. fn must do the same both times; what it draws from generators of its own is not put back.
+-- Parameters used inside get their gradients as always. Checkpoints nest.
+function M.checkpoint(fn, ...)
+  if C.ddp_grad_mode() == 0 then return fn(...) end
+  local id, args, n = new_id(), { ... }, select("#", ...)
+  local outermost = C.ddp_segment_open() ~= 1 -- else the one around it gives a new function when it runs again
+  local states, before, autocast = outermost and M.snapshot(), versions(args, n), C.ddp_autocast_dtype()
+  check(C.ddp_segment_begin(id))
+  local function finish(ok, ...)
+    local held = C.ddp_segment_end()
+    if not ok then error((...), 0) end
+    check(held)
+    if held > 0 then expect_unchanged(before, args, n, "by its function") end
+    if held > 0 and outermost then hooks[id] = { again = second_run(fn, args, n, states, before, autocast) } end
+    return ...
+  end
+  return finish(pcall(fn, ...))
+end
 
 -- ---- gradcheck -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ B=$PWD/${1:-build}; PY=${PYTHON:-python3}; WHAT=${2:-table}
 unset DDP_LIB LUA_PATH RANK WORLD_SIZE
 torch=""; "$PY" -c 'import torch' 2>/dev/null && torch=$("$PY" -c 'import torch; print(torch.__version__)')
 [ -n "$torch" ] || echo "no torch for $PY: only ours is measured (pip install torch==2.8.0, then PYTHON=path make bench)"
-json() { sed -nE "s/.*\"$2\": ([0-9.]+).*/\1/p" "$1"; }
+json() { sed -nE "s/.*\"$2\": ([0-9.]+).*/\1/p" "$1" | awk '{ printf "%.1f", $1 }'; }
 value() { echo "$1" | sed -nE "s/.*$2 ([0-9.]+).*/\1/p"; }
 tmp=$(mktemp -d); trap 'rm -rf "$tmp"' EXIT
 line() { printf '%-44s %12s %14s %8s\n' "$@"; }

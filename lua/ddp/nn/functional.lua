@@ -1,6 +1,7 @@
 -- functional.lua -- nn.functional: layers as functions, arguments in PyTorch's order.
 local base = require "ddp.ffi"
 local ops = require "ddp.ops"
+local grad = require "ddp.grad"
 local free, fail = base.free, base.error
 
 local F = {}
@@ -23,6 +24,7 @@ function F.dropout(x, p, training)
 end
 
 function F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+  if training and grad.runs_again() then running_mean, running_var = nil, nil end -- counted already
   local y, mean, rstd = ops.batch_norm(x, weight, bias, running_mean, running_var, training or false, momentum, eps)
   free(mean)
   free(rstd)

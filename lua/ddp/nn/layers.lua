@@ -4,6 +4,7 @@ local tensor = require "ddp.tensor"
 local module = require "ddp.nn.module"
 local F = require "ddp.nn.functional"
 local ops = require "ddp.ops"
+local grad = require "ddp.grad"
 local fail, free, Parameter, class = base.error, base.free, module.Parameter, module.class
 
 local M = {}
@@ -112,7 +113,7 @@ local function begin(self, x)
     fail(("%s: x has %d dims, expected %d"):format(self._name, x:dim(), self.dims))
   end
   local training = self.training
-  if training and self.running_mean ~= nil then ops.add_(self.num_batches_tracked, 1) end
+  if training and self.running_mean ~= nil and not grad.runs_again() then ops.add_(self.num_batches_tracked, 1) end
   return training or self.running_mean == nil
 end
 function BatchNorm:forward(x)
@@ -126,7 +127,9 @@ end
 -- relu(bn(x) + residual), as one op where nobody looks in between; residual may be nil.
 function M.batch_norm_relu(bn, x, residual)
   if M.plain(bn, BatchNorm) and (residual == nil or residual:dtype() == x:dtype()) then
-    local y, mean, rstd = ops.batch_norm_act(x, bn.weight, bn.bias, bn.running_mean, bn.running_var, residual, begin(bn, x), bn.momentum, bn.eps)
+    local batch, mean_buffer, var_buffer = begin(bn, x), bn.running_mean, bn.running_var
+    if batch and grad.runs_again() then mean_buffer, var_buffer = nil, nil end -- counted already
+    local y, mean, rstd = ops.batch_norm_act(x, bn.weight, bn.bias, mean_buffer, var_buffer, residual, batch, bn.momentum, bn.eps)
     free(mean)
     free(rstd)
     return y
