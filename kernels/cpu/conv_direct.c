@@ -383,7 +383,7 @@ int conv_direct_run(const ddp_call *c) {
                  d.back ? s.C * taps : taps, d.depth, d.u, d.pairs, &failed};
     cpu_share(panels, u, pack_panels, &p);
     for (int64_t i = 0; i < d.h.classes * d.w.classes; i++) blocks += blocks_of(&d, i);
-    cpu_share(blocks, s.y->numel * s.R * s.S, run_blocks, &d);
+    cpu_share(blocks, conv_work(&s), run_blocks, &d);
     ddp__mem_free(scratch, bytes);
     return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
 }

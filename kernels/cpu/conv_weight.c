@@ -318,7 +318,7 @@ int conv_weight_run(const ddp_call *c) {
         int64_t work = q.n * (x + g);
         cpu_share(q.n * q.H, work, lay_x, &q);
         cpu_share(q.panels, work, lay_g, &q);
-        cpu_share(q.panels * q.R * q.S, work * 16, products, &q);
+        cpu_share(q.panels * q.R * q.S, conv_work(&q.s), products, &q);
     }
     cpu_share(q.panels, sums, finish, &q);
     ddp__mem_free(q.x, bytes);

@@ -470,7 +470,7 @@ int conv_wino_run(const ddp_call *c) {
     v.Wo = back ? s.W : s.Wo;
     for (int i = 0; i < 2; i++) v.pad[i] = back ? 2 - s.padding[i] : s.padding[i];
     set_plane(&v, v.Ho, v.Wo);
-    int threads = cpu_threads(s.y->numel);
+    int threads = cpu_threads(conv_work(&s));
     v.chunk = chunk_of(v.tiles, v.C, threads);
     bool failed = false, few = POINTS * 4 * v.tiles * conv_round_up(v.C, CPU_W) <= FEW_BYTES;
     int64_t panels = (v.K + CONV_NR - 1) / CONV_NR, zeros = v.C + CPU_W;
@@ -487,10 +487,10 @@ int conv_wino_run(const ddp_call *c) {
     v.u = v.V = block;
     if (few) {
         cpu_share(v.tiles, v.tiles * v.C * 16, transform_all, &v);
-        cpu_share(panels, s.y->numel, run_panels, &v);
+        cpu_share(panels, conv_work(&s), run_panels, &v);
     } else {
         cpu_share(panels, own, pack_panels, &v);
-        cpu_share((v.tiles + v.chunk - 1) / v.chunk, s.y->numel, run_chunks, &v);
+        cpu_share((v.tiles + v.chunk - 1) / v.chunk, conv_work(&s), run_chunks, &v);
     }
     ddp__mem_free(block, bytes);
     return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
@@ -527,7 +527,7 @@ int conv_wino_weight(const ddp_call *c) {
             b.begin = b.first == 0;
             b.with_v = b.k0 == 0 || chunk < b.x.tiles;
             cpu_share(b.n, b.n * b.Cp * 16, back_transforms, &b);
-            cpu_share(POINTS, b.n * b.Cp * b.kp, back_products, &b);
+            cpu_share(POINTS, conv_work(&s), back_products, &b);
         }
         cpu_share(s.C, b.Cp * b.kp * POINTS, back_finish, &b);
     }
