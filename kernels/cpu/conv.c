@@ -25,13 +25,12 @@ conv_shape conv_shape_of(const ddp_call *c) {
     s.S = s.w->m.size[3];
     s.Ho = s.y->m.size[2];
     s.Wo = s.y->m.size[3];
-    s.bf16 = c->in[0]->m.dtype == DDP_BF16;
+    s.dt = c->in[0]->m.dtype;
     return s;
 }
 
 const char *conv_reject_common(const conv_shape *s) {
-    ddp_dtype d = s->x->m.dtype;
-    if (d != DDP_F32 && d != DDP_BF16) return "f32 and bf16 only";
+    if (!cpu_f32_or_half(s->x)) return "f32, f16 and bf16 only";
     if (s->x->numel == 0 || s->y->numel == 0 || s->w->numel == 0) return "an empty tensor";
     if (!ddp__meta_is_channels_last(&s->x->m) || !ddp__meta_is_channels_last(&s->y->m)) return "not channels-last";
     if (!ddp__meta_is_rowmajor(&s->w->m)) return "w is not row-major";

@@ -1,5 +1,5 @@
-/* conv.h -- what the convolution kernels share: one description of the three passes, vector loads and stores of f32 and bf16
- * rows of channels, register tiles. Activations are channels-last; weights keep [K, C, R, S] and are packed each call. */
+/* conv.h -- what the convolution kernels share: one description of the three passes, vector loads and stores of rows
+ * of channels. Activations are channels-last; weights keep [K, C, R, S] and are packed each call. */
 #ifndef DDP_CPU_CONV_H
 #define DDP_CPU_CONV_H
 
@@ -26,7 +26,7 @@ typedef struct conv_shape {
     int64_t N, C, H, W, K, R, S, Ho, Wo, groups;
     const int64_t *stride, *padding, *dilation; /* [2], height first */
     ddp_tensor *x, *w, *y, *bias;
-    bool bf16;
+    ddp_dtype dt; /* f32, f16 or bf16 */
 } conv_shape;
 
 /* Reads the call's operands in their roles. */
@@ -56,35 +56,23 @@ DDP_LOCAL int conv_weight_run(const ddp_call *c);
 
 /* ---- vectors of channels ---------------------------------------------------------------------------------------- */
 
-/* n <= CPU_W values of f32 or bf16 at p, 0 beyond. */
-CPU_INLINE cpu_vec conv_load(const void *p, bool bf16, int64_t n) {
-    cpu_halves h = {0};
+/* n <= CPU_W values of dt at p, 0 beyond. */
+CPU_INLINE cpu_vec conv_load(const void *p, ddp_dtype dt, int64_t n) {
+    if (n >= CPU_W) return cpu_load(dt, p, 0);
     cpu_vec v = {0};
-    if (n >= CPU_W) return cpu_load(bf16 ? DDP_BF16 : DDP_F32, p, 0);
-    if (bf16) {
-        memcpy(&h, p, (size_t)n * 2);
-        return cpu_from_bf16(h);
-    }
-    memcpy(&v, p, (size_t)n * 4);
-    return v;
+    memcpy(&v, p, (size_t)n * ddp__dtype_bytes[dt]);
+    return cpu_load(dt, &v, 0);
 }
 
-/* The first n <= CPU_W of v, bf16 rounded to nearest even. */
-CPU_INLINE void conv_store(void *p, bool bf16, int64_t n, cpu_vec v) {
+/* The first n <= CPU_W of v, 16 bits rounded to nearest even. */
+CPU_INLINE void conv_store(void *p, ddp_dtype dt, int64_t n, cpu_vec v) {
     if (n >= CPU_W) {
-        cpu_store(bf16 ? DDP_BF16 : DDP_F32, p, 0, v);
-    } else if (bf16) {
-        cpu_halves h = cpu_to_bf16(v);
-        memcpy(p, &h, (size_t)n * 2);
-    } else memcpy(p, &v, (size_t)n * 4);
-}
-
-/* to[0..n) = n bf16 values as f32. */
-static inline void conv_widen(const char *from, int64_t n, float *to) {
-    for (int64_t i = 0; i < n; i += CPU_W) {
-        cpu_vec v = conv_load(from + i * 2, true, n - i);
-        conv_store(to + i, false, n - i, v);
+        cpu_store(dt, p, 0, v);
+        return;
     }
+    cpu_vec t = {0};
+    cpu_store(dt, &t, 0, v);
+    memcpy(p, &t, (size_t)n * ddp__dtype_bytes[dt]);
 }
 
 static inline int64_t conv_round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }

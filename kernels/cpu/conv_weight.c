@@ -5,11 +5,11 @@
  * side first, and count as the channels of a 1x1 window.
  *
  * bf16: two images share a word (image n in the low half, n + 1 in the high one), so that AVX512_BF16 multiplies pairs of
- * pixels whatever the shift of the tap; without it both are widened. Sums are f32. */
+ * pixels whatever the shift of the tap; without it, and in f16, both are widened. Sums are f32. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=fast")
 #endif
-#include "conv.h"
+#include "tiles.h"
 
 #if defined(__AVX512F__)
 enum { ROWS = 8 };
@@ -34,23 +34,20 @@ typedef struct grad {
 
 /* ---- laying out ------------------------------------------------------------------------------------------------------ */
 
-/* n values of the two rows as the products want them: f32 of a, or bf16 of a and b in one word. b NULL: zeros. */
+/* n values of the two rows as the products want them: floats of a, or bf16 of a and b in one word. b NULL: zeros. */
 CPU_INLINE void put(const grad *q, const char *a, const char *b, int64_t n, uint32_t *to) {
-    if (!q->s.bf16) memcpy(to, a, (size_t)n * 4);
-    else {
-        const uint16_t *lo = (const uint16_t *)(const void *)a, *hi = (const uint16_t *)(const void *)b;
-        if (!q->pairs)
-            for (int64_t i = 0; i < n; i++) to[i] = (uint32_t)lo[i] << 16;
-        else if (hi)
-            for (int64_t i = 0; i < n; i++) to[i] = lo[i] | (uint32_t)hi[i] << 16;
-        else
-            for (int64_t i = 0; i < n; i++) to[i] = lo[i];
-    }
+    const uint16_t *lo = (const uint16_t *)(const void *)a, *hi = (const uint16_t *)(const void *)b;
+    if (q->s.dt == DDP_F32) memcpy(to, a, (size_t)n * 4);
+    else if (!q->pairs) cpu_widen(q->s.dt, a, 0, (float *)(void *)to, n);
+    else if (hi)
+        for (int64_t i = 0; i < n; i++) to[i] = lo[i] | (uint32_t)hi[i] << 16;
+    else
+        for (int64_t i = 0; i < n; i++) to[i] = lo[i];
 }
 
 /* The image(s) of word i of this block in a tensor of `size` elements an image; *second NULL where there is none. */
 static const char *image_of(const grad *q, const ddp_tensor *t, int64_t size, int64_t i, const char **second) {
-    int64_t bytes = q->s.bf16 ? 2 : 4, n = (q->first + i) * (q->pairs ? 2 : 1);
+    int64_t bytes = ddp__dtype_bytes[q->s.dt], n = (q->first + i) * (q->pairs ? 2 : 1);
     const char *p = ddp__ptr(t) + n * size * bytes;
     *second = q->pairs && n + 1 < q->s.N ? p + size * bytes : NULL;
     return p;
@@ -59,7 +56,7 @@ static const char *image_of(const grad *q, const ddp_tensor *t, int64_t size, in
 /* Row h of image i of x. */
 static void lay_x_row(const grad *q, int64_t i, int64_t h) {
     const char *second, *p = image_of(q, q->s.x, q->s.H * q->s.W * q->s.C, i, &second);
-    int64_t pixel = q->C * (q->s.bf16 ? 2 : 4), group_bytes = ROWS * (q->s.bf16 ? 2 : 4);
+    int64_t pixel = q->C * (ddp__dtype_bytes[q->s.dt]), group_bytes = ROWS * (ddp__dtype_bytes[q->s.dt]);
     int64_t sh = h * q->step[0] - q->shift[0];
     uint32_t *to = q->x + (i * q->H + h) * q->W * ROWS;
     for (int64_t w = 0; w < q->W; w++, to += ROWS) {
@@ -80,7 +77,7 @@ static void lay_x_row(const grad *q, int64_t i, int64_t h) {
 static void lay_patch_row(const grad *q, int64_t i, int64_t h) {
     const conv_shape *s = &q->s;
     const char *second, *p = image_of(q, s->x, s->H * s->W * s->C, i, &second);
-    int64_t bytes = s->bf16 ? 2 : 4;
+    int64_t bytes = ddp__dtype_bytes[s->dt];
     uint32_t *to = q->x + (i * q->H + h) * q->W * ROWS;
     for (int64_t w = 0; w < q->W; w++, to += ROWS) {
         uint32_t line[FEW_CHANNELS * 128 + ROWS];
@@ -111,7 +108,7 @@ static void lay_x(const void *ctx, int64_t lo, int64_t hi) {
 /* Panels [lo, hi) of g. */
 static void lay_g(const void *ctx, int64_t lo, int64_t hi) {
     const grad *q = ctx;
-    int64_t pixels = q->s.Ho * q->s.Wo, K = q->s.K, bytes = q->s.bf16 ? 2 : 4;
+    int64_t pixels = q->s.Ho * q->s.Wo, K = q->s.K, bytes = ddp__dtype_bytes[q->s.dt];
     for (int64_t panel = lo; panel < hi; panel++)
         for (int64_t i = 0; i < q->n; i++) {
             const char *second, *p = image_of(q, q->s.y, pixels * K, i, &second);
@@ -220,9 +217,7 @@ __attribute__((target("avx512bf16"))) static void accumulate_pairs(const walk *k
     for (int i = 0; i < ROWS; i++)
         for (int j = 0; j < 2; j++) _mm512_storeu_ps(sum + i * CONV_NR + j * CPU_W, acc[i][j]);
 }
-static bool has_pairs(void) { return __builtin_cpu_supports("avx512bf16"); }
 #else
-static bool has_pairs(void) { return false; }
 static void accumulate_pairs(const walk *k, float *sum) { (void)k, (void)sum; }
 #endif
 
@@ -247,15 +242,12 @@ static void finish(const void *ctx, int64_t lo, int64_t hi) {
     int64_t taps = q->R * q->S, C = q->s.C, all = q->s.R * q->s.S, rows = q->groups * ROWS;
     for (int64_t k = lo * CONV_NR; k < hi * CONV_NR && k < q->s.K; k++) {
         const float *sum = q->sum + k / CONV_NR * taps * rows * CONV_NR + k % CONV_NR;
-        float *out = cpu_f32(q->s.w);
-        uint16_t *half = (uint16_t *)(void *)out;
         for (int64_t c = 0; c < C; c++)
             for (int64_t tap = 0; tap < all; tap++) {
                 /* of patches: tap and channel are one row index */
                 float v = q->patches ? sum[(tap * C + c) * CONV_NR] : sum[(tap * rows + c) * CONV_NR];
                 int64_t at = (k * C + c) * all + tap;
-                if (q->s.bf16) half[at] = ddp__f32_to_bf16(v);
-                else out[at] = v;
+                cpu_put(q->s.dt, ddp__ptr(q->s.w), at, v);
             }
     }
 }
@@ -290,7 +282,7 @@ static grad grad_of(const ddp_call *c) {
         q.C = s.C * s.R * s.S;
         q.R = q.S = 1;
     }
-    q.pairs = s.bf16 && has_pairs();
+    q.pairs = s.dt == DDP_BF16 && cpu_has_pairs();
     q.groups = (q.C + ROWS - 1) / ROWS;
     q.panels = (s.K + CONV_NR - 1) / CONV_NR;
     return q;

@@ -5,7 +5,7 @@
  *
  * Forward and gradient of x: tiles go in chunks; a chunk's transformed input V stays in L2 (L3 for many channels), then for
  * each panel of CONV_NR output channels the 36 products are made into a small M, which is transformed while it is near.
- * bf16 tensors are widened as they are read and rounded as they are written: the arithmetic is f32 throughout. */
+ * 16-bit tensors are widened as they are read and rounded as they are written: the arithmetic is f32 throughout. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=fast")
 #endif
@@ -25,7 +25,8 @@ typedef struct wino {
     int64_t N, C, K, H, W, Ho, Wo, pad[2];
     int64_t th, tw, tiles, chunk;
     const char *zeros; /* a row of channels */
-    bool bf16, flip;
+    ddp_dtype dt;
+    bool flip;
     bool *failed; /* set by any thread */
 } wino;
 
@@ -107,14 +108,14 @@ static void pixels(const char *image, int64_t H, int64_t W, int64_t bytes, int64
 }
 
 /* V[point][c .. c + CPU_W) of one tile from its 36 pixels; points `step` floats apart. */
-CPU_INLINE void tile_in(const char *const *p, int64_t offset, int64_t ahead, bool bf16, int64_t n, float *to, int64_t step) {
+CPU_INLINE void tile_in(const char *const *p, int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n, float *to, int64_t step) {
     cpu_vec d[6], t[POINTS], o[6];
     for (int r = 0; r < 6; r++)
         for (int s = 2; s < 6; s++) __builtin_prefetch(p[r * 6 + s] + offset + ahead);
 #pragma GCC unroll 6
     for (int s = 0; s < 6; s++) {
 #pragma GCC unroll 6
-        for (int r = 0; r < 6; r++) d[r] = conv_load(p[r * 6 + s] + offset, bf16, n);
+        for (int r = 0; r < 6; r++) d[r] = conv_load(p[r * 6 + s] + offset, dt, n);
         line_in(d, 1, t + s, 6);
     }
 #pragma GCC unroll 6
@@ -125,25 +126,29 @@ CPU_INLINE void tile_in(const char *const *p, int64_t offset, int64_t ahead, boo
     }
 }
 
+/* Whole vectors of channels; how many. The next tile's pixels are on their way meanwhile. */
+CPU_INLINE int64_t tiles_in(const char *const *p, ddp_dtype dt, int64_t C, float *to, int64_t step) {
+    int64_t bytes = ddp__dtype_bytes[dt], c = 0;
+    for (; c + CPU_W <= C; c += CPU_W) tile_in(p, c * bytes, TILE * C * bytes, dt, CPU_W, to + c, step);
+    return c;
+}
+
 /* All channels of tile t of the read image. */
 static void transform_in(const wino *v, int64_t t, float *to, int64_t step) {
     const char *p[POINTS];
     place at = place_of(v, t);
-    int64_t bytes = v->bf16 ? 2 : 4, c = 0;
+    int64_t bytes = ddp__dtype_bytes[v->dt], c = 0;
     pixels(v->in + at.n * v->H * v->W * v->C * bytes, v->H, v->W, v->C * bytes, at.h - v->pad[0], at.w - v->pad[1], 6,
            v->zeros, p);
-    if (v->bf16) {
-        for (; c + CPU_W <= v->C; c += CPU_W) tile_in(p, c * 2, 8 * v->C, true, CPU_W, to + c, step);
-        if (c < v->C) tile_in(p, c * 2, 8 * v->C, true, v->C - c, to + c, step);
-    } else {
-        for (; c + CPU_W <= v->C; c += CPU_W) tile_in(p, c * 4, 16 * v->C, false, CPU_W, to + c, step);
-        if (c < v->C) tile_in(p, c * 4, 16 * v->C, false, v->C - c, to + c, step);
-    }
+    if (v->dt == DDP_F32) c = tiles_in(p, DDP_F32, v->C, to, step);
+    else if (v->dt == DDP_BF16) c = tiles_in(p, DDP_BF16, v->C, to, step);
+    else c = tiles_in(p, DDP_F16, v->C, to, step);
+    if (c < v->C) tile_in(p, c * bytes, 0, v->dt, v->C - c, to + c, step);
 }
 
 /* n <= CPU_W channels of the 16 pixels q (NULL: outside) from M, points `step` floats apart. */
 CPU_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const *q, int64_t offset, int64_t ahead,
-                          bool bf16, int64_t n) {
+                          ddp_dtype dt, int64_t n) {
     cpu_vec d[6], t[24], o[4];
     for (int i = 0; i < 16; i++)
         if (q[i]) __builtin_prefetch(q[i] + offset + ahead, 1);
@@ -158,7 +163,7 @@ CPU_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const
         line_out(t + 6 * r, 1, o, 1);
 #pragma GCC unroll 4
         for (int s = 0; s < 4; s++)
-            if (q[4 * r + s]) conv_store(q[4 * r + s] + offset, bf16, n, o[s] + bias);
+            if (q[4 * r + s]) conv_store(q[4 * r + s] + offset, dt, n, o[s] + bias);
     }
 }
 
@@ -166,14 +171,17 @@ CPU_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const
 static void transform_out(const wino *v, int64_t t, int64_t k, const float *m, int64_t step) {
     const char *q[16];
     place at = place_of(v, t);
-    int64_t bytes = v->bf16 ? 2 : 4;
+    int64_t bytes = ddp__dtype_bytes[v->dt];
     pixels(v->out + at.n * v->Ho * v->Wo * v->K * bytes, v->Ho, v->Wo, v->K * bytes, at.h, at.w, 4, NULL, q);
     for (int64_t j = 0; j < CONV_NR && k + j < v->K; j += CPU_W) {
         int64_t n = v->K - k - j < CPU_W ? v->K - k - j : CPU_W;
-        cpu_vec bias = v->bias ? conv_load(v->bias + (k + j) * bytes, v->bf16, n) : (cpu_vec){0};
-        if (n < CPU_W) tile_out(m + j, step, bias, (char *const *)q, (k + j) * bytes, 0, v->bf16, n);
-        else if (v->bf16) tile_out(m + j, step, bias, (char *const *)q, (k + j) * 2, 8 * v->K, true, CPU_W);
-        else tile_out(m + j, step, bias, (char *const *)q, (k + j) * 4, 16 * v->K, false, CPU_W);
+        char *const *to = (char *const *)q;
+        int64_t offset = (k + j) * bytes, ahead = TILE * v->K * bytes;
+        cpu_vec bias = v->bias ? conv_load(v->bias + offset, v->dt, n) : (cpu_vec){0};
+        if (n < CPU_W) tile_out(m + j, step, bias, to, offset, 0, v->dt, n);
+        else if (v->dt == DDP_F32) tile_out(m + j, step, bias, to, offset, ahead, DDP_F32, CPU_W);
+        else if (v->dt == DDP_BF16) tile_out(m + j, step, bias, to, offset, ahead, DDP_BF16, CPU_W);
+        else tile_out(m + j, step, bias, to, offset, ahead, DDP_F16, CPU_W);
     }
 }
 
@@ -326,13 +334,13 @@ typedef struct wino_back {
 } wino_back;
 
 /* Z[point][k .. k + CPU_W) of one tile from its 16 pixels. */
-CPU_INLINE void tile_back(const char *const *p, int64_t offset, int64_t ahead, bool bf16, int64_t n, float *to, int64_t step) {
+CPU_INLINE void tile_back(const char *const *p, int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n, float *to, int64_t step) {
     cpu_vec d[4], t[24], o[6];
     for (int i = 0; i < 16; i++) __builtin_prefetch(p[i] + offset + ahead);
 #pragma GCC unroll 4
     for (int s = 0; s < 4; s++) {
 #pragma GCC unroll 4
-        for (int r = 0; r < 4; r++) d[r] = conv_load(p[r * 4 + s] + offset, bf16, n);
+        for (int r = 0; r < 4; r++) d[r] = conv_load(p[r * 4 + s] + offset, dt, n);
         line_back(d, 1, t + s, 4);
     }
 #pragma GCC unroll 6
@@ -343,17 +351,25 @@ CPU_INLINE void tile_back(const char *const *p, int64_t offset, int64_t ahead, b
     }
 }
 
+/* Whole vectors of this block's channels; how many. */
+CPU_INLINE int64_t tiles_back(const wino_back *b, const char *const *p, ddp_dtype dt, float *to) {
+    int64_t bytes = ddp__dtype_bytes[dt], k = 0;
+    for (; k + CPU_W <= b->kn; k += CPU_W)
+        tile_back(p, (b->k0 + k) * bytes, TILE * b->g.C * bytes, dt, CPU_W, to + k, b->zs);
+    return k;
+}
+
 static void transform_back(const wino_back *b, int64_t t, float *to) {
     const char *p[16];
     const wino *g = &b->g;
     place at = place_of(&b->x, t);
-    int64_t bytes = g->bf16 ? 2 : 4, k = 0;
+    int64_t bytes = ddp__dtype_bytes[g->dt], k = 0;
     pixels(g->in + at.n * g->H * g->W * g->C * bytes, g->H, g->W, g->C * bytes, at.h, at.w, 4, g->zeros, p);
-    if (g->bf16)
-        for (; k + CPU_W <= b->kn; k += CPU_W) tile_back(p, (b->k0 + k) * 2, 8 * g->C, true, CPU_W, to + k, b->zs);
-    else
-        for (; k + CPU_W <= b->kn; k += CPU_W) tile_back(p, (b->k0 + k) * 4, 16 * g->C, false, CPU_W, to + k, b->zs);
-    if (k < b->kn) tile_back(p, (b->k0 + k) * bytes, 0, g->bf16, b->kn - k, to + k, b->zs);
+    const char *const *from = p;
+    if (g->dt == DDP_F32) k = tiles_back(b, from, DDP_F32, to);
+    else if (g->dt == DDP_BF16) k = tiles_back(b, from, DDP_BF16, to);
+    else k = tiles_back(b, from, DDP_F16, to);
+    if (k < b->kn) tile_back(p, (b->k0 + k) * bytes, 0, g->dt, b->kn - k, to + k, b->zs);
 }
 
 static void back_transforms(const void *ctx, int64_t lo, int64_t hi) {
@@ -407,7 +423,6 @@ static void back_products(const void *ctx, int64_t lo, int64_t hi) {
 /* dw[k0 ..][c][3][3] of channels c in [lo, hi) from U. */
 static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
     const wino_back *b = ctx;
-    bool bf16 = b->dw->m.dtype == DDP_BF16;
     int64_t step = b->Cp * b->kp, C = b->x.C;
     for (int64_t k = 0; k < b->kn; k += CPU_W)
         for (int64_t c = lo; c < hi; c++) {
@@ -422,8 +437,7 @@ static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
             for (int64_t i = 0; i < n; i++)
                 for (int tap = 0; tap < 9; tap++) {
                     int64_t at = ((b->k0 + k + i) * C + c) * 9 + tap;
-                    if (bf16) ((uint16_t *)(void *)ddp__ptr(b->dw))[at] = ddp__f32_to_bf16(o[tap][i]);
-                    else cpu_f32(b->dw)[at] = o[tap][i];
+                    cpu_put(b->dw->m.dtype, ddp__ptr(b->dw), at, o[tap][i]);
                 }
         }
 }
@@ -437,7 +451,7 @@ const char *conv_wino_reject(const ddp_call *c) {
 #if !defined(__AVX2__)
     return "needs AVX2";
 #endif
-    if (!s.bf16 && ddp_float32_matmul_precision() == DDP_F32_EXACT) return "f32 precision is exact";
+    if (s.dt == DDP_F32 && ddp_float32_matmul_precision() == DDP_F32_EXACT) return "f32 precision is exact";
     if (s.R != 3 || s.S != 3 || s.groups != 1) return "not a 3x3 window of one group";
     for (int i = 0; i < 2; i++)
         if (s.stride[i] != 1 || s.dilation[i] != 1 || s.padding[i] > 2) return "stride, dilation or padding";
@@ -456,7 +470,7 @@ int conv_wino_run(const ddp_call *c) {
     conv_shape s = conv_shape_of(c);
     bool back = s.pass == CONV_GRAD_INPUT;
     enum { FEW_BYTES = 10 << 20 }; /* what stays in L3 */
-    wino v = {.N = s.N, .bf16 = s.bf16, .bias = s.bias ? ddp__ptr(s.bias) : NULL};
+    wino v = {.N = s.N, .dt = s.dt, .bias = s.bias ? ddp__ptr(s.bias) : NULL};
     v.in = ddp__ptr(back ? s.y : s.x);
     v.out = ddp__ptr(back ? s.x : s.y);
     v.C = back ? s.K : s.C;
@@ -475,14 +489,14 @@ int conv_wino_run(const ddp_call *c) {
     bool failed = false, few = POINTS * 4 * v.tiles * conv_round_up(v.C, CPU_W) <= FEW_BYTES;
     int64_t panels = (v.K + CONV_NR - 1) / CONV_NR, zeros = v.C + CPU_W;
     int64_t own = POINTS * (few ? v.tiles * conv_round_up(v.C, CPU_W) + CPU_W : panels * v.C * CONV_NR);
-    int64_t wide = s.bf16 ? s.w->numel : 0; /* w in f32 */
+    int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0; /* w in f32 */
     size_t bytes = (size_t)(own + zeros + wide) * sizeof(float);
     float *block = ddp__scratch_take(bytes);
     if (!block) return ddp__pending();
     memset(block + own, 0, (size_t)zeros * sizeof(float));
     v.zeros = (const char *)(block + own);
-    v.w = s.bf16 ? block + own + zeros : cpu_f32(s.w);
-    if (s.bf16) conv_widen(ddp__ptr(s.w), wide, block + own + zeros);
+    v.w = wide ? block + own + zeros : cpu_f32(s.w);
+    if (wide) cpu_widen(s.dt, ddp__ptr(s.w), 0, block + own + zeros, wide);
     v.failed = &failed;
     v.u = v.V = block;
     if (few) {
@@ -500,8 +514,8 @@ int conv_wino_weight(const ddp_call *c) {
     conv_shape s = conv_shape_of(c);
     enum { U_BYTES = 5 << 20, V_BYTES = 5 << 20 };
     wino_back b = {.dw = s.w, .Cp = conv_round_up(s.C, CPU_W)};
-    b.x = (wino){.in = ddp__ptr(s.x), .N = s.N, .C = s.C, .H = s.H, .W = s.W, .bf16 = s.bf16};
-    b.g = (wino){.in = ddp__ptr(s.y), .N = s.N, .C = s.K, .H = s.Ho, .W = s.Wo, .bf16 = s.bf16};
+    b.x = (wino){.in = ddp__ptr(s.x), .N = s.N, .C = s.C, .H = s.H, .W = s.W, .dt = s.dt};
+    b.g = (wino){.in = ddp__ptr(s.y), .N = s.N, .C = s.K, .H = s.Ho, .W = s.Wo, .dt = s.dt};
     for (int i = 0; i < 2; i++) b.x.pad[i] = s.padding[i];
     set_plane(&b.x, s.Ho, s.Wo);
     int64_t Kp = conv_round_up(s.K, CPU_W), chunk = V_BYTES / (POINTS * 4 * b.Cp), kb = U_BYTES / (POINTS * 4 * b.Cp);
