@@ -236,19 +236,35 @@ static void products(const void *ctx, int64_t lo, int64_t hi) {
 
 /* ---- the result ---------------------------------------------------------------------------------------------------------- */
 
-/* dw[k][..] of panels [lo, hi). */
+/* dw[k .. k + lanes][place .. place + n) from n rows of sum, `step` floats apart. */
+static void put_rows(const grad *q, int64_t k, int64_t lanes, int64_t place, const float *sum, int64_t step, int64_t n) {
+    int64_t row = q->s.C * q->s.R * q->s.S, m = 0;
+    void *dw = ddp__ptr(q->s.w);
+    float turned[8][8];
+    for (; lanes == 8 && m + 8 <= n; m += 8) {
+        cpu_transpose8(sum + m * step, step, turned[0], 8);
+        for (int64_t i = 0; i < 8; i++) {
+            int64_t at = (k + i) * row + place + m;
+            if (q->s.dt == DDP_F32) memcpy((float *)dw + at, turned[i], sizeof turned[i]);
+            else cpu_narrow(q->s.dt, turned[i], dw, at, 8);
+        }
+    }
+    for (; m < n; m++)
+        for (int64_t i = 0; i < lanes; i++) cpu_put(q->s.dt, dw, (k + i) * row + place + m, sum[m * step + i]);
+}
+
+/* dw[k][..] of panels [lo, hi). One tap: channels follow each other in sum and in dw; else taps do, for each channel. Of
+ * patches a row of sum is (tap, channel). */
 static void finish(const void *ctx, int64_t lo, int64_t hi) {
     const grad *q = ctx;
-    int64_t taps = q->R * q->S, C = q->s.C, all = q->s.R * q->s.S, rows = q->groups * ROWS;
-    for (int64_t k = lo * CONV_NR; k < hi * CONV_NR && k < q->s.K; k++) {
-        const float *sum = q->sum + k / CONV_NR * taps * rows * CONV_NR + k % CONV_NR;
-        for (int64_t c = 0; c < C; c++)
-            for (int64_t tap = 0; tap < all; tap++) {
-                /* of patches: tap and channel are one row index */
-                float v = q->patches ? sum[(tap * C + c) * CONV_NR] : sum[(tap * rows + c) * CONV_NR];
-                int64_t at = (k * C + c) * all + tap;
-                cpu_put(q->s.dt, ddp__ptr(q->s.w), at, v);
-            }
+    int64_t C = q->s.C, taps = q->s.R * q->s.S, rows = q->groups * ROWS;
+    for (int64_t k = lo * CONV_NR; k < hi * CONV_NR && k < q->s.K; k += 8) {
+        const float *sum = q->sum + k / CONV_NR * q->R * q->S * rows * CONV_NR + k % CONV_NR;
+        int64_t lanes = q->s.K - k < 8 ? q->s.K - k : 8, tap_step = q->patches ? C : rows;
+        if (taps == 1) put_rows(q, k, lanes, 0, sum, CONV_NR, C);
+        else
+            for (int64_t c = 0; c < C; c++)
+                put_rows(q, k, lanes, c * taps, sum + c * CONV_NR, tap_step * CONV_NR, taps);
     }
 }
 

@@ -423,6 +423,7 @@ static void back_products(const void *ctx, int64_t lo, int64_t hi) {
 /* dw[k0 ..][c][3][3] of channels c in [lo, hi) from U. */
 static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
     const wino_back *b = ctx;
+    const ddp_dtype dt = b->dw->m.dtype;
     int64_t step = b->Cp * b->kp, C = b->x.C;
     for (int64_t k = 0; k < b->kn; k += CPU_W)
         for (int64_t c = lo; c < hi; c++) {
@@ -433,12 +434,16 @@ static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
                 line_weight_back(d, 1, t + s, 6);
             }
             for (int r = 0; r < 3; r++) line_weight_back(t + 6 * r, 1, o + 3 * r, 1);
+            float row[CPU_W][16]; /* the taps of each channel of g side by side */
+            const float *taps = (const float *)(const void *)o;
+            for (int i = 0; i < CPU_W; i += 8) cpu_transpose8(taps + i, CPU_W, row[i], 16);
+            for (int i = 0; i < CPU_W; i++) row[i][8] = o[8][i];
             int64_t n = b->kn - k < CPU_W ? b->kn - k : CPU_W;
-            for (int64_t i = 0; i < n; i++)
-                for (int tap = 0; tap < 9; tap++) {
-                    int64_t at = ((b->k0 + k + i) * C + c) * 9 + tap;
-                    cpu_put(b->dw->m.dtype, ddp__ptr(b->dw), at, o[tap][i]);
-                }
+            for (int64_t i = 0; i < n; i++) {
+                int64_t at = ((b->k0 + k + i) * C + c) * 9;
+                if (dt == DDP_F32) memcpy(cpu_f32(b->dw) + at, row[i], 9 * sizeof(float));
+                else cpu_narrow(dt, row[i], ddp__ptr(b->dw), at, 9);
+            }
         }
 }
 
