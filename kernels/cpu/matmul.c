@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "../../core/mem/mem.h"
-#include "cpu.h"
+#include "matmul.h"
 
 /* Rows a tile: as many accumulators as registers allow. */
 #if defined(__AVX512F__)
@@ -18,19 +18,10 @@ enum { MR = 4 };
 #endif
 enum { NR = 2 * CPU_W, STACK = 8192, BATCH_DIMS = DDP_MAX_DIM - 2 };
 
-/* y[M, N] = a[M, K] b[K, N] + bias[N]; strides in elements; y row-major with row stride ys. */
-typedef struct gemm {
-    int64_t M, N, K;
-    const float *a, *b, *bias;
-    int64_t am, ak, bk, bn, bias_stride;
-    float *y;
-    int64_t ys;
-} gemm;
-
 /* Columns n0 .. n0+n of b, rows `width` apart; what a row holds beyond n does not matter. */
 static void pack(const gemm *g, int64_t n0, int64_t n, float *panel, int64_t width) {
     int64_t k8 = 0, j8 = 0, whole = 0;
-    const float *from = g->b + n0 * g->bn;
+    const float *from = (const float *)g->b + n0 * g->bn;
     if (g->bk == 1) { /* columns lie together: 8 x 8 at a time */
         k8 = g->K & ~(int64_t)7;
         j8 = n & ~(int64_t)7;
@@ -59,10 +50,10 @@ static void pack(const gemm *g, int64_t n0, int64_t n, float *panel, int64_t wid
 static inline __attribute__((always_inline)) void tile(const gemm *g, int64_t m0, int m, int v, int64_t n0, int64_t n,
                                                        const float *b, int64_t bs) {
     cpu_vec acc[2 * MR][2];
-    const float *a = g->a + m0 * g->am;
-    float *y = g->y + m0 * g->ys + n0;
+    const float *a = (const float *)g->a + m0 * g->am;
+    float *y = (float *)g->y + m0 * g->ys + n0;
     float bias[NR] = {0};
-    for (int64_t j = 0; g->bias && j < n; j++) bias[j] = g->bias[(n0 + j) * g->bias_stride];
+    for (int64_t j = 0; g->bias && j < n; j++) bias[j] = ((const float *)g->bias)[(n0 + j) * g->bias_stride];
     for (int i = 0; i < m; i++)
         for (int j = 0; j < v; j++) acc[i][j] = *(const cpu_vec *)(const void *)(bias + j * CPU_W);
     for (int64_t k = 0; k < g->K; k++, b += bs) {
@@ -118,7 +109,7 @@ static int run_gemm(const gemm *g) {
     if (bytes > sizeof small && !(panel = ddp__scratch_take(bytes))) return ddp__pending();
     for (int64_t n0 = 0; n0 < g->N; n0 += NR) {
         int64_t n = g->N - n0 < NR ? g->N - n0 : NR;
-        if (g->bn == 1 && n == NR && g->M <= 64) column(g, n0, n, g->b + n0, g->bk); /* as it lies */
+        if (g->bn == 1 && n == NR && g->M <= 64) column(g, n0, n, (const float *)g->b + n0, g->bk); /* as it lies */
         else {
             int64_t width = n <= CPU_W ? CPU_W : NR;
             pack(g, n0, n, panel, width);
@@ -132,7 +123,7 @@ static int run_gemm(const gemm *g) {
 /* ---- matmul ---- */
 
 static const char *reject_matmul(const ddp_call *c) {
-    if (c->out[0]->m.dtype != DDP_F32) return "f32 only";
+    if (!cpu_f32_or_half(c->out[0])) return "f32, f16 and bf16 only";
     return c->in[0]->m.ndim < 1 || c->in[1]->m.ndim < 1 ? "a number" : NULL;
 }
 
@@ -150,7 +141,8 @@ static int run_matmul(const ddp_call *c) {
     const ddp_meta *a = &c->in[0]->m, *b = &c->in[1]->m, *y = &c->out[0]->m;
     bool row = a->ndim == 1, col = b->ndim == 1;
     int batch_dims = y->ndim - !row - !col, st = 0;
-    gemm g = {.M = row ? 1 : a->size[a->ndim - 2],
+    gemm g = {.dt = c->out[0]->m.dtype,
+              .M = row ? 1 : a->size[a->ndim - 2],
               .N = col ? 1 : b->size[b->ndim - 1],
               .K = a->size[a->ndim - 1],
               .am = row ? 0 : a->stride[a->ndim - 2],
@@ -160,10 +152,10 @@ static int run_matmul(const ddp_call *c) {
     int64_t batches = g.M && g.N ? c->out[0]->numel / (g.M * g.N) : 0;
     g.ys = g.N;
     for (int64_t i = 0; i < batches && st == 0; i++) {
-        g.a = cpu_f32(c->in[0]) + batch_at(a, row ? 1 : 2, y, batch_dims, i);
-        g.b = cpu_f32(c->in[1]) + batch_at(b, col ? 1 : 2, y, batch_dims, i);
-        g.y = cpu_f32(c->out[0]) + i * g.M * g.N;
-        st = run_gemm(&g);
+        g.a = cpu_at(g.dt, ddp__ptr(c->in[0]), batch_at(a, row ? 1 : 2, y, batch_dims, i));
+        g.b = cpu_at(g.dt, ddp__ptr(c->in[1]), batch_at(b, col ? 1 : 2, y, batch_dims, i));
+        g.y = cpu_at(g.dt, ddp__ptr(c->out[0]), i * g.M * g.N);
+        st = g.dt == DDP_F32 ? run_gemm(&g) : cpu_half_gemm(&g);
     }
     return st;
 }
@@ -172,7 +164,7 @@ CPU_KERNEL(matmul, reject_matmul, run_matmul);
 /* ---- linear ---- */
 
 static const char *reject_linear(const ddp_call *c) {
-    if (c->out[0]->m.dtype != DDP_F32) return "f32 only";
+    if (!cpu_f32_or_half(c->out[0])) return "f32, f16 and bf16 only";
     if (c->in[0]->m.ndim == 2) return NULL;
     return ddp__meta_is_rowmajor(&c->in[0]->m) ? NULL : "x is neither a matrix nor row-major";
 }
@@ -181,19 +173,20 @@ static int run_linear(const ddp_call *c) {
     const ddp_meta *x = &c->in[0]->m, *w = &c->in[1]->m;
     const ddp_tensor *bias = c->in[2];
     bool matrix = x->ndim == 2;
-    gemm g = {.N = w->size[0],
+    gemm g = {.dt = c->out[0]->m.dtype,
+              .N = w->size[0],
               .K = w->size[1],
-              .a = cpu_f32(c->in[0]),
-              .b = cpu_f32(c->in[1]),
-              .bias = bias ? cpu_f32(bias) : NULL,
+              .a = ddp__ptr(c->in[0]),
+              .b = ddp__ptr(c->in[1]),
+              .bias = bias ? ddp__ptr(bias) : NULL,
               .am = matrix ? x->stride[0] : w->size[1],
               .ak = matrix ? x->stride[1] : 1,
               .bk = w->stride[1],
               .bn = w->stride[0],
               .bias_stride = bias ? bias->m.stride[0] : 0,
-              .y = cpu_f32(c->out[0]),
+              .y = ddp__ptr(c->out[0]),
               .ys = w->size[0]};
     g.M = g.N ? c->out[0]->numel / g.N : 0;
-    return run_gemm(&g);
+    return g.dt == DDP_F32 ? run_gemm(&g) : cpu_half_gemm(&g);
 }
 CPU_KERNEL(linear, reject_linear, run_linear);

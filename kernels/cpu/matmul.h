@@ -1,0 +1,21 @@
+/* matmul.h -- one matrix product, as matmul.c hands it to the loops of its dtype. */
+#ifndef DDP_CPU_MATMUL_H
+#define DDP_CPU_MATMUL_H
+
+#include "cpu.h"
+
+/* y[M, N] = a[M, K] b[K, N] + bias[N], all of dt (f32, f16 or bf16); strides in elements; y row-major with row stride ys. */
+typedef struct gemm {
+    ddp_dtype dt;
+    int64_t M, N, K;
+    const void *a, *b, *bias;
+    int64_t am, ak, bk, bn, bias_stride;
+    void *y;
+    int64_t ys;
+} gemm;
+
+/* 16-bit operands (matmul_half.c): summed in f32, rounded once. A status. */
+#define cpu_half_gemm CPU_LOCAL(half_gemm)
+DDP_LOCAL int cpu_half_gemm(const gemm *g);
+
+#endif
