@@ -242,31 +242,41 @@ static void transpose_tile(float *to, int64_t ts, const float *from, int64_t fs,
         for (int64_t j = i < i8 ? j8 : 0; j < n; j++) to[i * ts + j] = from[j * fs + i];
 }
 
+/* The same of 16-bit elements. */
+static void transpose_tile_2(uint16_t *to, int64_t ts, const uint16_t *from, int64_t fs, int64_t m, int64_t n) {
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < n; j++) to[i * ts + j] = from[j * fs + i];
+}
+
 /* Dims a (dst side by side) and b (src side by side) of a walk. */
 typedef struct turn {
     int64_t a_from, b_to, a_size, b_size;
+    int bytes;
 } turn;
 
 static void turn_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
     const turn *t = ctx;
     for (int64_t k = 0; k < n; k++) {
-        float *to = (float *)(void *)p[0] + k * s[0];
-        const float *from = (const float *)(const void *)p[1] + k * s[1];
+        char *to = p[0] + k * s[0] * t->bytes, *from = p[1] + k * s[1] * t->bytes;
         for (int64_t i = 0; i < t->b_size; i += TILE)
-            for (int64_t j = 0; j < t->a_size; j += TILE)
-                transpose_tile(to + i * t->b_to + j, t->b_to, from + j * t->a_from + i, t->a_from,
-                               t->b_size - i < TILE ? t->b_size - i : TILE,
-                               t->a_size - j < TILE ? t->a_size - j : TILE);
+            for (int64_t j = 0; j < t->a_size; j += TILE) {
+                int64_t m = t->b_size - i < TILE ? t->b_size - i : TILE;
+                int64_t w = t->a_size - j < TILE ? t->a_size - j : TILE;
+                void *y = to + (i * t->b_to + j) * t->bytes, *x = from + (j * t->a_from + i) * t->bytes;
+                if (t->bytes == 4) transpose_tile(y, t->b_to, x, t->a_from, m, w);
+                else transpose_tile_2(y, t->b_to, x, t->a_from, m, w);
+            }
     }
 }
 
-/* 4-byte elements where another dim than dst's innermost is src's: in tiles. Takes those two dims out of the walk. */
+/* 2- and 4-byte elements where another dim than dst's innermost is src's: in tiles. Takes those two dims out of the walk. */
 static bool turned(ddp_iter *it, turn *t) {
     int b = 1;
-    if (it->ndim < 2 || it->elem[0] != 4 || it->stride[0][0] != 1 || it->stride[1][0] == 0) return false;
+    if (it->ndim < 2 || (it->elem[0] != 4 && it->elem[0] != 2) || it->stride[0][0] != 1 || it->stride[1][0] == 0)
+        return false;
     while (b < it->ndim && it->stride[1][b] != 1) b++;
     if (b == it->ndim || it->size[0] < 4 || it->size[b] < 4) return false;
-    *t = (turn){it->stride[1][0], it->stride[0][b], it->size[0], it->size[b]};
+    *t = (turn){it->stride[1][0], it->stride[0][b], it->size[0], it->size[b], it->elem[0]};
     int left = 0;
     for (int d = 1; d < it->ndim; d++) {
         if (d == b) continue;

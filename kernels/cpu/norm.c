@@ -248,9 +248,11 @@ static int affine_pass(affine f, int64_t C, int64_t rows) {
 
 /* ---- kernels ---- */
 
-/* Element k of a vector of channels, which may be absent. */
-static float channel(const ddp_tensor *t, int64_t k, float absent) {
-    return t ? cpu_get(t->m.dtype, ddp__ptr(t), k) : absent;
+/* A vector of C channels as floats: where they lie, or in scratch; all `absent` where there is none. */
+static const float *channels(const ddp_tensor *t, int64_t C, float absent, float *scratch) {
+    if (t) return cpu_source(t->m.dtype, ddp__ptr(t), 0, scratch, C);
+    for (int64_t k = 0; k < C; k++) scratch[k] = absent;
+    return scratch;
 }
 
 /* Batch mean and variance, and the running ones moved towards them. */
@@ -280,12 +282,12 @@ static int batch_statistics(const ddp_call *c, int64_t rows, double *total, floa
 static int run_batch_norm(const ddp_call *c) {
     const ddp_batch_norm_attrs *a = c->attrs;
     int64_t C = channels_of(c->in[0]), rows = c->in[0]->numel / C;
-    size_t bytes = (size_t)C * (3 * sizeof(double) + 2 * sizeof(float));
+    size_t bytes = (size_t)C * (3 * sizeof(double) + 3 * sizeof(float));
     char *scratch = ddp__scratch_take(bytes);
     if (!scratch) return ddp__pending();
     double *total = (double *)(void *)scratch, *var = total + 2 * C;
-    float *scale = (float *)(void *)(var + C), *shift = scale + C;
-    float *mean = cpu_f32(c->out[1]), *rstd = cpu_f32(c->out[2]);
+    float *scale = (float *)(void *)(var + C), *mean = cpu_f32(c->out[1]), *rstd = cpu_f32(c->out[2]);
+    const float *w = channels(c->in[1], C, 1, scale + C), *shift = channels(c->in[2], C, 0, scale + 2 * C);
     bool act = c->op->id == DDP_OP_batch_norm_act;
     int st = 0;
     if (a->training || !c->in[3]) st = batch_statistics(c, rows, total, mean, var);
@@ -297,8 +299,7 @@ static int run_batch_norm(const ddp_call *c) {
     for (int64_t k = 0; st == 0 && k < C; k++) {
         double r = 1 / sqrt(var[k] + a->eps);
         rstd[k] = (float)r;
-        scale[k] = (float)(r * channel(c->in[1], k, 1));
-        shift[k] = channel(c->in[2], k, 0);
+        scale[k] = act ? rstd[k] * w[k] : (float)(r * w[k]); /* relu's mask is found again from rstd */
     }
     if (st == 0)
         st = affine_pass((affine){.d = c->in[0]->m.dtype,
@@ -318,36 +319,39 @@ CPU_KERNEL(batch_norm_act, reject_batch_norm, run_batch_norm);
 static int run_batch_norm_grad(const ddp_call *c) {
     bool training = ((const ddp_batch_norm_grad_attrs *)c->attrs)->training;
     int64_t C = channels_of(c->in[1]), rows = c->in[1]->numel / C;
-    size_t bytes = (size_t)C * (2 * sizeof(double) + 5 * sizeof(float));
+    size_t bytes = (size_t)C * (2 * sizeof(double) + 8 * sizeof(float));
     char *scratch = ddp__scratch_take(bytes);
     if (!scratch) return ddp__pending();
     double *total = (double *)(void *)scratch;
-    float *p = (float *)(void *)(total + 2 * C), *q = p + C, *s = q + C, *relu = s + C;
+    float *p = (float *)(void *)(total + 2 * C), *q = p + C, *s = q + C;
     const void *g = ddp__ptr(c->in[0]), *x = ddp__ptr(c->in[1]);
     const float *mean = cpu_f32(c->in[3]), *rstd = cpu_f32(c->in[4]);
-    const ddp_dtype dt = c->in[1]->m.dtype, sums_dt = c->out[1]->m.dtype;
+    const ddp_dtype dt = c->in[1]->m.dtype, dt_w = c->out[1]->m.dtype;
+    const float *w = channels(c->in[2], C, 1, s + C);
+    float *dw = cpu_target(dt_w, ddp__ptr(c->out[1]), 0, s + 2 * C);
+    float *db = cpu_target(dt_w, ddp__ptr(c->out[2]), 0, s + 3 * C);
     bool act = c->op->id == DDP_OP_batch_norm_act_grad;
-    const float *mask[2] = {act ? relu : NULL, act ? relu + C : NULL};
-    for (int64_t k = 0; act && k < C; k++) { /* scale and shift as forward had them */
-        relu[k] = rstd[k] * channel(c->in[2], k, 1);
-        relu[C + k] = channel(c->in[5], k, 0);
-    }
-    int st = total_sums((summed){dt, g, x, mean, mask[0], mask[1]}, C, rows, total);
+    float *scale = s + 4 * C;
+    const float *shift = act ? channels(c->in[5], C, 0, s + 5 * C) : NULL;
+    for (int64_t k = 0; act && k < C; k++) scale[k] = rstd[k] * w[k]; /* as forward had it */
+    int st = total_sums((summed){dt, g, x, mean, act ? scale : NULL, shift}, C, rows, total);
     for (int64_t k = 0; st == 0 && k < C; k++) {
-        double scale = rstd[k] * (double)channel(c->in[2], k, 1), gx = total[C + k] * rstd[k];
-        cpu_put(sums_dt, ddp__ptr(c->out[1]), k, (float)gx);
-        cpu_put(sums_dt, ddp__ptr(c->out[2]), k, (float)total[k]);
-        p[k] = (float)scale;
-        q[k] = training ? (float)(-scale * rstd[k] * gx / (double)rows) : 0;
-        s[k] = training ? (float)(-scale * total[k] / (double)rows) : 0;
+        double wr = rstd[k] * (double)w[k], gx = total[C + k] * rstd[k];
+        dw[k] = (float)gx;
+        db[k] = (float)total[k];
+        p[k] = (float)wr;
+        q[k] = training ? (float)(-wr * rstd[k] * gx / (double)rows) : 0;
+        s[k] = training ? (float)(-wr * total[k] / (double)rows) : 0;
     }
+    cpu_narrow(dt_w, dw, ddp__ptr(c->out[1]), 0, C);
+    cpu_narrow(dt_w, db, ddp__ptr(c->out[2]), 0, C);
     if (st == 0)
         st = affine_pass((affine){.d = dt,
                                   .relu = act,
                                   .g = g,
                                   .x = x,
                                   .y = ddp__ptr(c->out[0]),
-                                  .v = {mean, q, s, p, mask[0], mask[1]}},
+                                  .v = {mean, q, s, p, act ? scale : NULL, shift}},
                          C, rows);
     ddp__scratch_give(scratch, bytes);
     return st;

@@ -148,18 +148,21 @@ static void max_grads(const void *ctx, int64_t lo, int64_t hi) {
     const grid *g = &j->g;
     const ddp_dtype d = j->c->in[0]->m.dtype;
     const int64_t *ids = (const int64_t *)(const void *)ddp__ptr(j->c->in[1]), area = g->H * g->W;
+    const int64_t C = g->C, cells = g->Ho * g->Wo * C;
     float buffer[LANES];
     for (int64_t n = lo; n < hi; n++) {
-        float *image = j->images + n * area * g->C;
-        memset(image, 0, (size_t)(area * g->C) * sizeof *image);
-        for (int64_t i = 0; i < g->Ho * g->Wo * g->C; i += g->C)
-            for (int64_t k = 0; k < g->C; k += LANES) {
-                int64_t lanes = least(LANES, g->C - k), at = (n + j->first) * g->Ho * g->Wo * g->C + i + k;
+        float *image = j->images + n * area * C;
+        memset(image, 0, (size_t)(area * C) * sizeof *image);
+        for (int64_t i = 0; i < cells; i += C)
+            for (int64_t k = 0; k < C; k += LANES) {
+                int64_t lanes = least(LANES, C - k), at = (n + j->first) * cells + i + k;
                 const float *from = cpu_source(d, ddp__ptr(j->c->in[0]), at, buffer, lanes);
+                const int64_t *id = ids + at;
+                float *to = image + k;
                 for (int64_t l = 0; l < lanes; l++)
-                    if (ids[at + l] >= 0 && ids[at + l] < area) image[ids[at + l] * g->C + k + l] += from[l];
+                    if (id[l] >= 0 && id[l] < area) to[id[l] * C + l] += from[l];
             }
-        cpu_narrow(d, image, ddp__ptr(j->c->out[0]), (n + j->first) * area * g->C, area * g->C);
+        cpu_narrow(d, image, ddp__ptr(j->c->out[0]), (n + j->first) * area * C, area * C);
     }
 }
 
@@ -171,13 +174,14 @@ CPU_KERNEL(max_pool2d_grad, reject, run_max_pool2d_grad);
 
 /* ---- means ---- */
 
-/* The mean of a window, up to LANES channels from place x on. */
-static void mean_window(const grid *g, window v, ddp_dtype d, const void *p, int64_t x, int64_t lanes, float *y) {
+/* The mean of a window, up to LANES channels from place x on; d is a constant for f32, so that cells are read in place. */
+CPU_INLINE void mean_window(const grid *g, window v, ddp_dtype d, const void *p, int64_t x, int64_t lanes, float *y) {
     float line[LANES], sum[LANES] = {0}, buffer[LANES];
     for (int64_t h = v.h0; h < v.h1; h++) { /* line by line: large windows lose no digits */
-        cpu_widen(d, p, x + (h * g->W + v.w0) * g->C, line, lanes);
+        int64_t at = x + (h * g->W + v.w0) * g->C;
+        memcpy(line, cpu_source(d, p, at, buffer, lanes), (size_t)lanes * sizeof *line);
         for (int64_t w = v.w0 + 1; w < v.w1; w++) {
-            const float *cell = cpu_source(d, p, x + (h * g->W + w) * g->C, buffer, lanes);
+            const float *cell = cpu_source(d, p, at += g->C, buffer, lanes);
 #pragma omp simd
             for (int64_t k = 0; k < lanes; k++) line[k] += cell[k];
         }
@@ -192,7 +196,7 @@ static void mean_rows(const void *ctx, int64_t lo, int64_t hi) {
     const job *j = ctx;
     const grid *g = &j->g;
     const ddp_dtype d = j->c->in[0]->m.dtype;
-    char *out = ddp__ptr(j->c->out[0]);
+    char *in = ddp__ptr(j->c->in[0]), *out = ddp__ptr(j->c->out[0]);
     float buffer[LANES];
     for (int64_t r = lo; r < hi; r++) {
         int64_t image = r / g->Ho * g->H * g->W * g->C, at = r * g->Wo * g->C;
@@ -200,7 +204,9 @@ static void mean_rows(const void *ctx, int64_t lo, int64_t hi) {
             for (int64_t k = 0; k < g->C; k += LANES) {
                 int64_t lanes = least(LANES, g->C - k);
                 float *y = cpu_target(d, out, at + k, buffer);
-                mean_window(g, window_at(g, r % g->Ho, wo), d, ddp__ptr(j->c->in[0]), image + k, lanes, y);
+                window v = window_at(g, r % g->Ho, wo);
+                if (d == DDP_F32) mean_window(g, v, DDP_F32, in, image + k, lanes, y);
+                else mean_window(g, v, d, in, image + k, lanes, y);
                 cpu_narrow(d, y, out, at + k, lanes);
             }
     }

@@ -23,10 +23,9 @@ static float max_of(const float *x, int64_t n) {
 float cpu_row_max(ddp_dtype d, const void *x, int64_t i, int64_t n) {
     float top = -INFINITY, buffer[BLOCK];
     if (n <= WIDE) {
-        for (int64_t k = 0; k < n; k++) {
-            float v = cpu_get(d, x, i + k);
-            if (v > top || v != v) top = v; /* NaN stays: nothing is larger */
-        }
+        const float *v = cpu_source(d, x, i, buffer, n);
+        for (int64_t k = 0; k < n; k++)
+            if (v[k] > top || v[k] != v[k]) top = v[k]; /* NaN stays: nothing is larger */
         return top;
     }
     if (d == DDP_F32) return max_of((const float *)x + i, n);
@@ -60,7 +59,8 @@ double cpu_row_exp(ddp_dtype d, const void *x, int64_t i, float shift, float *y,
     }
     if (whole == n) return sum;
     for (int k = 0; k < WIDE; k++) buffer[k] = -INFINITY;
-    for (int k = 0; k < n - whole; k++) buffer[k] = cpu_get(d, x, i + whole + k);
+    const float *rest = cpu_source(d, x, i + whole, wide, n - whole);
+    for (int k = 0; k < n - whole; k++) buffer[k] = rest[k];
     exp_block(buffer, shift, buffer, WIDE);
     for (int k = 0; k < n - whole; k++) {
         sum += buffer[k];

@@ -81,6 +81,15 @@ t.test("random numbers depend on seed and logical position, not on layout", func
   t.near(n:mean():item(), 0, 0.03)
   t.near((n * n):mean():item(), 1, 0.05)
 end)
+t.test("f16 overflows to infinity, in a product, a sum and a matrix product, and is added up in f32", function()
+  local x = ddp.full({ 4 }, 300):to "f16"
+  t.eq((x * x):float():tolist(), { math.huge, math.huge, math.huge, math.huge })
+  t.eq((x * -x):float()[1]:item(), -math.huge)
+  t.eq(ddp.full({ 300 }, 300):to "f16":sum():item(), math.huge)
+  t.eq(x:matmul(x):item(), math.huge)
+  t.eq(ddp.tensor { 60000, 60000, -60000 }:to "f16":sum():item(), 60000, "what overflows only on the way does not")
+  t.eq(ddp.ones(4096):to "bf16":sum():item(), 4096, "bf16 alone would stop at 256")
+end)
 t.test("f16 and bf16 store and cast, rounding to nearest even", function()
   local a = ddp.tensor { 1, 1 + 2 ^ -11, 1 + 3 * 2 ^ -11, 65504, 65520, 1e-8, -2.5 }
   t.eq(a:to "f16":float():tolist(), { 1, 1, 1 + 2 ^ -9, 65504, math.huge, 0, -2.5 })

@@ -52,9 +52,10 @@ S.relu_grad = { value = function(g, y) return y > 0 and g or 0 end, samples = { 
 S.clamp = { value = function(x, lo, hi) return math.min(math.max(x, lo), hi) end,
   samples = { { inputs = { { 3, 4 } }, args = { -0.5, 0.7 } }, { inputs = { { 5 } }, args = { -inf, 0.2 } } },
   fail = { { inputs = { { 3 } }, args = { 0 / 0, 1 }, text = "a bound is NaN" } } }
-S.cast = { samples = { { inputs = { { 2, 3 } }, args = { "f64" } }, { inputs = { { 2, 3, kind = "int" } }, args = { "f32" }, no_grad = true } },
+S.cast = { samples = { { inputs = { { 2, 3 } }, args = { "f64" } }, { inputs = { { 37 } }, args = { "bf16" }, no_grad = true }, { inputs = { { 37 } }, args = { "f16" }, no_grad = true },
+  { inputs = { { 37 } }, args = { "i32" }, no_grad = true }, { inputs = { { 37 } }, args = { "bool" }, no_grad = true }, { inputs = { { 2, 3, kind = "int" } }, args = { "f32" }, no_grad = true } },
   fail = { { inputs = { { 3 } }, args = { "f31" }, text = "no dtype \"f31\"" } } }
-S.clone = { value = function(x) return x end, samples = { { inputs = { { 2, 3 } } }, { inputs = { { 2, 3, 4, 5 } }, args = { true } } }, fail = {} }
+S.clone = { value = function(x) return x end, samples = { { inputs = { { 40, 37 } }, no_grad = true }, { inputs = { { 2, 3 } } }, { inputs = { { 2, 3, 4, 5 } }, args = { true } } }, fail = {} }
 S.copy_ = { samples = { { inputs = { { 2, 3 }, { 3 } }, no_grad = true } }, fail = { { inputs = { { 3 }, { 2, 3 } }, text = "does not broadcast to dst [3]" } } }
 S.fill_ = { samples = { { inputs = { { 2, 3 } }, args = { 1.5 }, no_grad = true } }, fail = {} }
 
@@ -191,9 +192,9 @@ S.gather_grad = { samples = { { inputs = { { 2, 3 }, { 2, 3, kind = "label", n =
 
 -- ---- making ------------------------------------------------------------------------------------------------------------------------------
 local bad_size = { args = { { -1 } }, text = "is negative" }
-S.full = { samples = { { args = { { 2, 3 }, 1.5 } }, { args = { {}, 2 } } }, fail = { { args = { { -1 }, 0 }, text = "is negative" } } }
-S.arange = { samples = { { args = { 0, 5, 1, "f32" } }, { args = { 1, 2, 0.25, "f64" } } }, fail = { { args = { 0, 5, -1 }, text = "does not lead from 0 to 5" } } }
-S.eye = { samples = { { args = { 3 } }, { args = { 2, 4 } } }, fail = { { args = { -1 }, text = "is negative" } } }
+S.full = { samples = { { args = { { 2, 3 }, 1.5 } }, { args = { {}, 2 } }, { args = { { 37 }, 0.1, "bf16" } }, { args = { { 37 }, 0.1, "f16" } } }, fail = { { args = { { -1 }, 0 }, text = "is negative" } } }
+S.arange = { samples = { { args = { 0, 5, 1, "f32" } }, { args = { 1, 2, 0.25, "f64" } }, { args = { 1, 9, 0.5, "bf16" } }, { args = { 1, 9, 0.5, "f16" } } }, fail = { { args = { 0, 5, -1 }, text = "does not lead from 0 to 5" } } }
+S.eye = { samples = { { args = { 3 } }, { args = { 2, 4 } }, { args = { 3, 0, "bf16" } } }, fail = { { args = { -1 }, text = "is negative" } } }
 S.rand = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "bf16" }, seed = 1 }, { args = { { 300 }, "f16" }, seed = 1 }, { args = { { 300 }, "f64" }, seed = 1 } }, fail = { bad_size, { args = { { 2 }, "i64" }, text = "draws floating dtypes" } } }
 S.randn = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "bf16" }, seed = 1 }, { args = { { 300 }, "f16" }, seed = 1 }, { args = { { 1001 } }, seed = 1 } }, fail = { bad_size } }
 S.randint = { samples = { { args = { 0, 10, { 50 } }, seed = 1 } }, fail = { { args = { 3, 3, { 2 } }, text = "lo 3 is not below hi 3" } } }
