@@ -9,7 +9,7 @@ local ddp = require "ddp"
 -- Ops without a gradient, by nature; those of the list flagged so.
 local NO_GRAD = {}
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "argmax", "full", "arange", "eye", "rand", "randn", "randint", "randperm", "uniform_", "normal_",
-  "bernoulli_", "sgd_step", "adam_step", "all_gather", "reduce_scatter", "all_reduce_", "broadcast_" } do NO_GRAD[name] = true end
+  "bernoulli_", "sgd_step", "adam_step", "grad_unscale_", "grad_clip_", "all_gather", "reduce_scatter", "all_reduce_", "broadcast_" } do NO_GRAD[name] = true end
 
 -- Elementwise: the samples' scalar function over broadcast flat elements.
 local function elementwise(value)
@@ -39,14 +39,14 @@ end
 
 local function each(entry, fn) for _, s in ipairs(entry.samples) do fn(s) end end
 
--- An op that returns a status only gives back its lists, so that what it wrote is compared.
+-- An op that writes into its lists gives them back too, so that what it wrote is compared.
 local function callable(name, entry)
   local f = ops[name]
   if not entry.returns_first then return f end
   return function(...)
     local args = { ... }
-    f(...)
-    local out = {}
+    local result = f(...)
+    local out = { ddp.is_tensor(result) and result or nil }
     for _, a in ipairs(args) do if type(a) == "table" then for _, x in ipairs(a) do out[#out + 1] = x end end end
     return unpack(out)
   end
