@@ -316,6 +316,10 @@ DDP_API int ddp_reducer_finish(ddp_reducer *r);
 DDP_API int ddp_reducer_set_sync(ddp_reducer *r, int sync);
 /* Reduces what no_sync left. Collective. */
 DDP_API int ddp_reducer_reduce(ddp_reducer *r);
+/* The same with this rank's weight, as ddp_backward_begin takes it: 0 contributes nothing. Collective. */
+DDP_API int ddp_reducer_reduce_weighted(ddp_reducer *r, double weight);
+/* From now on the mean is weighted (1) or not (0), as the option of ddp_reducer_new. All ranks alike. */
+DDP_API int ddp_reducer_set_weighted(ddp_reducer *r, int weighted);
 /* Joins a step of the others with weight 0. Collective. */
 DDP_API int ddp_reducer_skip(ddp_reducer *r);
 /* 1 when a rank touched params[i] in the last reduction. */
@@ -344,6 +348,14 @@ DDP_API int ddp_optim_apply(ddp_optim *o);
 /* Drops the gradients; buckets keep their bytes. */
 DDP_API int ddp_optim_zero_grad(ddp_optim *o);
 DDP_API int ddp_optim_set_lr(ddp_optim *o, double lr);
+/* What params[i] has for its steps: k = 0 the momentum buffer (SGD) or the first moment, k = 1 the second moment. A new
+ * reference, or NULL where there is none (yet). */
+DDP_API ddp_tensor *ddp_optim_state(const ddp_optim *o, int k, int i);
+/* Copies t (its shape) into it. DDP_EINVAL for a k or i that this optimizer has not, DDP_ESHAPE. */
+DDP_API int ddp_optim_set_state(ddp_optim *o, int k, int i, ddp_tensor *t);
+/* Steps that params[i] has made. */
+DDP_API int64_t ddp_optim_steps(const ddp_optim *o, int i);
+DDP_API int ddp_optim_set_steps(ddp_optim *o, int i, int64_t steps);
 DDP_API void ddp_optim_free(ddp_optim *o);
 
 /* ---- the run's numbers ------------------------------------------------------------------------------------------ */
