@@ -40,11 +40,11 @@ function ddp.empty_cache() C.ddp_memory_empty_cache() end
 
 local LAZY = {
   nn = "ddp.nn", optim = "ddp.optim", data = "ddp.data", models = "ddp.models",
-  args = "ddp.args",
+  args = "ddp.args", amp = "ddp.amp", stepper = "ddp.stepper",
 }
 local FROM = { report = { "ddp.report", "report" }, progress = { "ddp.report", "progress" }, sorted = { "ddp.nn.module", "sorted" },
   clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" } }
-local NOT_BUILT = { autocast = 1, amp = 1, compile = 1, save = 1, load = 1, stepper = 1, checkpoint = 1, func = 1, einsum = 1, deterministic = 1,
+local NOT_BUILT = { autocast = 1, compile = 1, save = 1, load = 1, checkpoint = 1, func = 1, einsum = 1, deterministic = 1,
   set_float32_matmul_precision = 1, check_nan = 1, new_group = 1, send = 1, recv = 1, all_to_all = 1 }
 
 return setmetatable(ddp, { __index = function(self, name)
