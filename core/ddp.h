@@ -358,6 +358,22 @@ DDP_API int64_t ddp_optim_steps(const ddp_optim *o, int i);
 DDP_API int ddp_optim_set_steps(ddp_optim *o, int i, int64_t steps);
 DDP_API void ddp_optim_free(ddp_optim *o);
 
+/* ---- mixed precision -------------------------------------------------------------------------------------------- */
+
+enum { DDP_AUTOCAST_OFF = -1 };
+/* Until the matching ddp_autocast_end this thread computes matmul, linear and conv2d in `dtype` (DDP_F16 or DDP_BF16), and
+ * exp, log, pow, softmax, losses, sums and means in f32, by casting their floating inputs of 16 and 32 bits; other ops take
+ * what comes, cat and stack the widest of it. f64 and integers are never cast, nor is what an op writes into. Casts are
+ * recorded: gradients of f32 weights are f32. DDP_AUTOCAST_OFF switches it off inside a region. Backward always runs with it
+ * off, in the dtypes recorded.
+ * A leaf that wants a gradient is cast once for each of its versions; these bytes are kept until the outermost region ends.
+ *   before  [OUT] for ddp_autocast_end
+ * DDP_EDTYPE for another dtype. Regions nest; on the compute thread, or any thread that uses tensors of its own. */
+DDP_API int ddp_autocast_begin(int dtype, int *before);
+DDP_API void ddp_autocast_end(int before);
+/* The dtype in force on this thread, or DDP_AUTOCAST_OFF. */
+DDP_API int ddp_autocast_dtype(void);
+
 /* ---- the run's numbers ------------------------------------------------------------------------------------------ */
 
 /* Seconds of the last n steps by part; the step ends with ddp_stats_step, which optimizers call. Compute thread. */

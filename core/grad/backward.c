@@ -448,12 +448,15 @@ int ddp_backward_next(ddp_backward_state *s) {
     if (ddp__pending()) return ddp__pending();
     if (!s) return ddp__fail(DDP_ENULL, "backward: no state");
     bool mode = ddp__grad_on;
+    int autocast = ddp__autocast; /* gradients are computed in the dtypes recorded */
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_BACKWARD);
+    ddp__autocast = DDP_AUTOCAST_OFF;
     ddp__grad_on = (s->flags & DDP_CREATE_GRAPH) != 0;
     ddp_scope_push_barrier(); /* what the walk makes is its own */
     int st = walk(s);
     ddp_scope_pop_barrier();
     ddp__grad_on = mode;
+    ddp__autocast = autocast;
     ddp__phase_enter(phase);
     return st;
 }

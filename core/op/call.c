@@ -6,6 +6,7 @@
 #include "op_build.h"
 
 ddp_call_slots ddp__slots;
+_Thread_local int ddp__autocast = DDP_AUTOCAST_OFF;
 
 enum { SMALL = 8 }; /* inputs kept on the stack */
 
@@ -84,9 +85,10 @@ static int cast_inputs(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tens
     ddp_dtype number = op->id == DDP_OP_where ? to : ddp__wide(to);
     for (int i = first; i < n_in; i++) {
         if (in[i]->m.dtype == (in[i]->is_number ? number : to)) continue;
-        owned[i] = in[i]->is_number ? cast_number(in[i], number) : ddp_keep(ddp_cast(in[i], (int)to));
-        if (!owned[i]) return ddp__pending();
-        in[i] = owned[i];
+        ddp_tensor *t = in[i]->is_number ? cast_number(in[i], number) : ddp_keep(ddp_cast(in[i], (int)to));
+        if (!t) return ddp__pending();
+        ddp__drop(owned[i]); /* of autocast */
+        owned[i] = in[i] = t;
     }
     return 0;
 }
@@ -176,7 +178,9 @@ static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_pl
     ddp_meta meta[DDP_MAX_OUT];
     int st = check_inputs(op, c->n_in, in);
     if (st < 0) return st;
-    if (ddp__slots.cast && (st = ddp__slots.cast(op, c->n_in, in)) < 0) return st;
+    if (ddp__autocast != DDP_AUTOCAST_OFF && (op->flags & DDP_OPF_AMP) && !in_place &&
+        (st = ddp__slots.cast(op, c->n_in, in, owned)) < 0)
+        return st;
     if ((op->flags & (DDP_OPF_PROMOTE | DDP_OPF_FLOAT) || op->id == DDP_OP_where) &&
         (st = promote(op, c->n_in, in, owned, in_place)) < 0)
         return st;

@@ -1,13 +1,41 @@
--- amp.lua -- loss scaling for f16: ddp.amp.GradScaler, with PyTorch's rules.
+-- amp.lua -- mixed precision: ddp.autocast, and loss scaling for f16 with PyTorch's rules (ddp.amp.GradScaler).
 local ffi = require "ffi"
 local base = require "ddp.ffi"
 local tensor = require "ddp.tensor"
 local ops = require "ddp.ops"
 local grad = require "ddp.grad"
 local parallel = require "ddp.parallel"
-local fail = base.error
+local C, fail = base.C, base.error
 
 local M = {}
+
+-- ---- autocast -------------------------------------------------------------------------------------------------------------
+
+local DTYPES = { bf16 = C.DDP_BF16, f16 = C.DDP_F16, [false] = C.DDP_AUTOCAST_OFF }
+local mode_out = ffi.new "int[1]"
+
+local function leave(before, ok, ...)
+  C.ddp_autocast_end(before)
+  if not ok then error((...), 0) end
+  return ...
+end
+
+-- ddp.autocast("bf16"|"f16"|false, fn, ...): fn(...) with matmul, linear and conv2d in that dtype, and what needs it in f32;
+-- false switches it off inside a region. Results come back; the mode before comes back, also on an error. For forwards and
+-- losses: backward runs in the dtypes they were recorded in, wherever it is called.
+function M.autocast(name, fn, ...)
+  local dtype = DTYPES[name]
+  if not dtype then
+    local near = type(name) == "string" and base.suggest(name, { "bf16", "f16" })
+    fail(("autocast: no dtype \"%s\"%s; known: bf16, f16, or false for none"):format(tostring(name), near and ", did you mean \"" .. near .. "\"?" or ""))
+  end
+  if fn == nil then fail "autocast: the function to call is missing" end
+  base.check(C.ddp_autocast_begin(dtype, mode_out))
+  return leave(mode_out[0], pcall(fn, ...))
+end
+
+-- ---- GradScaler -----------------------------------------------------------------------------------------------------------
+
 local Scaler = {}
 Scaler.__index = Scaler
 

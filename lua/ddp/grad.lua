@@ -36,7 +36,7 @@ local function run_host(state)
 end
 
 -- Goes on until the end, or the first error.
-local function run(state)
+local function walk(state)
   local status = C.ddp_backward_next(state)
   while status == 1 do
     local ok, err = pcall(run_host, state)
@@ -59,6 +59,18 @@ function M.record_host(fn, inputs, outputs)
   check(C.ddp_record_host(id, #inputs, ins, #outputs, outs))
   hooks[id] = { fn = fn }
   return id
+end
+
+-- Host functions, too, run with autocast off.
+local mode_out = ffi.new "int[1]"
+local function run(state)
+  if C.ddp_autocast_dtype() == C.DDP_AUTOCAST_OFF then return walk(state) end
+  check(C.ddp_autocast_begin(C.DDP_AUTOCAST_OFF, mode_out))
+  local mode = mode_out[0]
+  local ok, status = pcall(walk, state)
+  C.ddp_autocast_end(mode)
+  if not ok then error(status, 0) end
+  return status
 end
 
 local one_out, one_grad = ffi.new "ddp_tensor *[1]", ffi.new "ddp_tensor *[1]"

@@ -211,8 +211,8 @@ S.adam_step = { returns_first = true, no_half = true, samples = { { inputs = lis
 
 -- ---- gradients before the step ---------------------------------------------------------------------------------------------------------------
 local none, whole_numbers = { inputs = { { list = {} } }, text = "no gradients" }, { inputs = { { list = { { 2, kind = "int" } } } }, text = "gradient 1 is i64, expected f32 or f64" }
-S.grad_unscale_ = { returns_first = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.25 } }, { inputs = lists(1, { { 70000 }, { 37 } }), args = { 3 } } }, fail = { none, whole_numbers } }
-S.grad_clip_ = { returns_first = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.5 } }, { inputs = lists(1, { { 140001 }, { 37 } }), args = { 3 } },
+S.grad_unscale_ = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.25 } }, { inputs = lists(1, { { 70000 }, { 37 } }), args = { 3 } } }, fail = { none, whole_numbers } }
+S.grad_clip_ = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.5 } }, { inputs = lists(1, { { 140001 }, { 37 } }), args = { 3 } },
   { inputs = lists(1, { { 3 }, { 4 } }), args = { 1000 } }, { inputs = lists(1, { { 5 } }) } }, fail = { none, whole_numbers, { inputs = lists(1, { { 3 } }), args = { -1 }, text = "max_norm is -1" } } }
 
 -- ---- collectives (a world of one) ------------------------------------------------------------------------------------------------------------

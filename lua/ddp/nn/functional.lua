@@ -65,7 +65,7 @@ end
 
 function F.mse_loss(x, y, opts)
   opts = base.options("mse_loss", opts, { "reduction" })
-  local d = ops.sub(x, y)
+  local d = ops.sub(base.summand(x), base.summand(y))
   local square = ops.mul(d, d)
   free(d)
   if opts.reduction == "none" then return square end
