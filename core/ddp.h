@@ -374,6 +374,16 @@ DDP_API void ddp_autocast_end(int before);
 /* The dtype in force on this thread, or DDP_AUTOCAST_OFF. */
 DDP_API int ddp_autocast_dtype(void);
 
+/* Ops look for NaN and infinities in what they compute (1) or not (0, the default, which costs nothing). The first op that
+ * makes one fails with DDP_EINVAL and is named, in forward and in backward, with the module that ran it; so is an op whose
+ * input brought a NaN along. Infinities that come in, and values that full and fill_ are given, are let pass. Overflows that a
+ * loss scale provokes are errors like others. Returns what was set before. For all threads; compute thread. */
+DDP_API int ddp_set_check_nan(int on);
+/* From now on ops of this thread run on behalf of `module` ("layer1.0.conv1"); copied. Returns a number for the module before,
+ * for ddp_check_nan_leave; 0 is none. */
+DDP_API int ddp_check_nan_enter(const char *module);
+DDP_API void ddp_check_nan_leave(int before);
+
 /* ---- the run's numbers ------------------------------------------------------------------------------------------ */
 
 /* Seconds of the last n steps by part; the step ends with ddp_stats_step, which optimizers call. Compute thread. */

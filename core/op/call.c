@@ -7,6 +7,7 @@
 
 ddp_call_slots ddp__slots;
 _Thread_local int ddp__autocast = DDP_AUTOCAST_OFF;
+_Thread_local ddp_op_where ddp__op_where;
 
 enum { SMALL = 8 }; /* inputs kept on the stack */
 
@@ -193,6 +194,7 @@ static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_pl
     else if ((st = make_outputs(c, meta)) < 0) return st;
     if ((st = compute(c)) < 0) return st;
     count_writes(c, in_place);
+    if (ddp__slots.check && (st = ddp__slots.check(c)) < 0) return st;
     if (!(op->flags & DDP_OPF_NO_GRAD) && ddp__slots.record) st = ddp__slots.record(c, in_place);
     return st;
 }

@@ -140,6 +140,7 @@ typedef struct ddp_call_slots {
     int (*cast)(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor **owned);
     int (*capture)(const ddp_call *c, const ddp_meta *out); /* a plan being recorded */
     int (*check_in_place)(const ddp_op_def *op, ddp_tensor *target, int n_in, ddp_tensor *const *in);
+    int (*check)(const ddp_call *c);                 /* check_nan: looks at what was computed */
     int (*record)(const ddp_call *c, bool in_place); /* the tape */
     int (*collective)(const ddp_call *c);            /* comm */
     bool (*wants_record)(int n_in, ddp_tensor *const *in);
@@ -147,6 +148,13 @@ typedef struct ddp_call_slots {
 DDP_LOCAL extern ddp_call_slots ddp__slots;
 /* What autocast computes in on this thread: DDP_F16, DDP_BF16 or DDP_AUTOCAST_OFF. */
 DDP_LOCAL extern _Thread_local int ddp__autocast;
+/* On whose behalf ops run on this thread, for messages: the module that check_nan was told of (0: none), and in a backward the
+ * op whose gradient is being computed (else NULL). */
+typedef struct ddp_op_where {
+    int module;
+    const char *gradient_of;
+} ddp_op_where;
+DDP_LOCAL extern _Thread_local ddp_op_where ddp__op_where;
 
 /* ---- shapes (infer.c): helpers of infer functions; each sets the error and returns its status -------------------- */
 /* Broadcast shape of in[0..n) (NULL skipped), dense strides kept, channels-last wins; dtype as given. */

@@ -43,9 +43,9 @@ local LAZY = {
   args = "ddp.args", amp = "ddp.amp", stepper = "ddp.stepper",
 }
 local FROM = { report = { "ddp.report", "report" }, progress = { "ddp.report", "progress" }, sorted = { "ddp.nn.module", "sorted" },
-  autocast = { "ddp.amp", "autocast" }, clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" } }
+  autocast = { "ddp.amp", "autocast" }, check_nan = { "ddp.check_nan", "check_nan" }, clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" } }
 local NOT_BUILT = { compile = 1, save = 1, load = 1, checkpoint = 1, func = 1, einsum = 1, deterministic = 1,
-  set_float32_matmul_precision = 1, check_nan = 1, new_group = 1, send = 1, recv = 1, all_to_all = 1 }
+  set_float32_matmul_precision = 1, new_group = 1, send = 1, recv = 1, all_to_all = 1 }
 
 return setmetatable(ddp, { __index = function(self, name)
   local value
