@@ -102,8 +102,17 @@ local function unscale(self, what, opt, entry)
   elseif parallel.world_size() == 1 then fail(what .. ": the optimizer's parameters have no gradients; was backward called?")
   else found = tensor.zeros {} end -- other ranks may have some, and wait
   if parallel.world_size() > 1 then parallel.all_reduce(found, "max", { name = "found_inf" }) end
-  entry.stage, entry.found = "unscaled", found:item() > 0
-  base.free(found)
+  entry.stage, entry.found = "unscaled", found
+end
+
+-- Only here the host waits for the number.
+local function found_inf(entry)
+  if tensor.is_tensor(entry.found) then
+    local found = entry.found
+    entry.found = found:item() > 0
+    base.free(found)
+  end
+  return entry.found
 end
 
 -- For those who look at gradients before the step, as clipping does; step does it otherwise.
@@ -125,8 +134,9 @@ function Scaler:step(opt)
   if entry.stage == "stepped" then fail "step: called twice for this optimizer since the last update" end
   if entry.stage == nil then grad.no_grad(unscale, self, "step", opt, entry) end
   entry.stage = "stepped"
-  if entry.found then opt:skip_step() else opt:step() end
-  return not entry.found
+  local found = found_inf(entry)
+  if found then opt:skip_step() else opt:step() end
+  return not found
 end
 
 -- Once after the steps: the scale falls when a step was skipped, and grows after growth_interval steps that were not.
@@ -134,7 +144,7 @@ function Scaler:update()
   if not self.enabled then return end
   local any, found = false, false
   for _, entry in pairs(self.optimizers) do
-    if entry.stage then any, found = true, found or entry.found end
+    if entry.stage then any, found = true, found or found_inf(entry) end
   end
   if not any then fail "update: no optimizer was stepped or unscaled since the last update" end
   if found then

@@ -76,11 +76,7 @@ local function close_window(self)
     return false, info
   end
   if self.scaler then self.scaler:unscale_(self.optimizer) end
-  if self.clip then
-    local norm = optim.clip_grad_norm_(parameters(self), self.clip)
-    info.grad_norm = norm:item()
-    base.free(norm)
-  end
+  local norm = self.clip and optim.clip_grad_norm_(parameters(self), self.clip)
   local applied = true
   if self.scaler then
     applied = self.scaler:step(self.optimizer)
@@ -90,6 +86,10 @@ local function close_window(self)
   end
   if applied and self.schedule then self.schedule:step() end
   info.skipped = not applied
+  if norm then
+    info.grad_norm = norm:item()
+    base.free(norm)
+  end
   return applied, info
 end
 

@@ -227,7 +227,7 @@ function Module:train(on)
 end
 function Module:eval() return self:train(false) end
 function Module:to(what)
-  if base.dtypes[what] and what ~= "f32" then fail("to: modules are f32 in this build; mixed precision is not built yet") end
+  if base.dtypes[what] and what ~= "f32" then fail("to: parameters stay in f32; ddp.autocast(\"bf16\", fn, ...) computes with them in 16 bits") end
   if not base.dtypes[what] then base.device(what, "to") end
   return self
 end
