@@ -140,8 +140,14 @@ function Scaler:step(opt)
 end
 
 -- Once after the steps: the scale falls when a step was skipped, and grows after growth_interval steps that were not.
-function Scaler:update()
+-- update(new_scale) sets it instead.
+function Scaler:update(new_scale)
   if not self.enabled then return end
+  if new_scale ~= nil then
+    if type(new_scale) ~= "number" or not (new_scale > 0) then fail(("update: new_scale is %s, expected a number above 0"):format(tostring(new_scale))) end
+    self.value, self.optimizers, self.scaled = f32(new_scale), {}, false
+    return
+  end
   local any, found = false, false
   for _, entry in pairs(self.optimizers) do
     if entry.stage then any, found = true, found or found_inf(entry) end

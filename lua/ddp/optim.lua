@@ -98,7 +98,7 @@ function Optimizer:state_dict()
   local out, at = { state = {}, param_groups = {} }, 0
   for i, g in ipairs(self.param_groups) do
     local group = { params = {} }
-    for k in pairs(self.defaults) do group[k] = g[k] end
+    for k in pairs(self.defaults) do group[k] = type(g[k]) == "table" and { unpack(g[k]) } or g[k] end
     for j = 1, #g.params do
       at = at + 1
       group.params[j] = at

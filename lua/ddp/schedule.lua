@@ -74,14 +74,14 @@ function M.cosine(opts) return warm_then("cosine", opts, half_cosine) end
 -- linear{optimizer=, steps=, warmup = 0, min_lr = 0}
 function M.linear(opts) return warm_then("linear", opts, function(share) return 1 - share end) end
 
--- one_cycle{optimizer=, steps=, pct_start = .3, div_factor = 25, final_div_factor = 1e4, anneal = "cos"|"linear"}: PyTorch's
+-- one_cycle{optimizer=, steps=, pct_start = .3, div_factor = 25, final_div_factor = 1e4, anneal_strategy = "cos"|"linear"}: PyTorch's
 -- OneCycleLR without its cycle of momentum; the group's rate is the peak.
 function M.one_cycle(opts)
-  opts = base.options("one_cycle", opts, { "optimizer", "steps", "pct_start", "div_factor", "final_div_factor", "anneal" })
+  opts = base.options("one_cycle", opts, { "optimizer", "steps", "pct_start", "div_factor", "final_div_factor", "anneal_strategy" })
   local steps, start = number("one_cycle", opts, "steps", nil, 1), number("one_cycle", opts, "pct_start", 0.3, 0)
   local div, final = number("one_cycle", opts, "div_factor", 25, 1), number("one_cycle", opts, "final_div_factor", 1e4, 1)
-  local anneal = opts.anneal or "cos"
-  if anneal ~= "cos" and anneal ~= "linear" then fail(("one_cycle: anneal is \"%s\", expected cos or linear"):format(tostring(anneal))) end
+  local anneal = opts.anneal_strategy or "cos"
+  if anneal ~= "cos" and anneal ~= "linear" then fail(("one_cycle: anneal_strategy is \"%s\", expected cos or linear"):format(tostring(anneal))) end
   if start > 1 then fail(("one_cycle: pct_start is %g, expected at most 1"):format(start)) end
   local curve = anneal == "cos" and half_cosine or function(share) return 1 - share end
   local top, last = start * steps - 1, steps - 1

@@ -34,6 +34,13 @@ local function gradients(self)
   return list
 end
 
+local function any_gradient(self)
+  for _, g in ipairs(self.optimizer.param_groups) do
+    for _, p in ipairs(g.params) do if p.grad ~= nil then return true end end
+  end
+  return false
+end
+
 -- ---- inside a window ----------------------------------------------------------------------------------------------------
 
 -- sum so far * R / W, when W is not R.
@@ -71,7 +78,7 @@ local function rate(self) return self.optimizer.param_groups[1].lr end
 local function close_window(self)
   local info = { window_end = true, skipped = false, lr = rate(self) }
   self.seen = 0
-  if #gradients(self) == 0 and (self.wrapped or parallel.world_size() == 1) then -- every rank skipped every micro-batch
+  if not any_gradient(self) and (self.wrapped or parallel.world_size() == 1) then -- every rank skipped every micro-batch
     info.skipped = true
     return false, info
   end

@@ -50,7 +50,7 @@ local function rates(want, opts)
 end
 t.test("golden: one_cycle is PyTorch's OneCycleLR", function()
   rates(cycles.plain, {})
-  rates(cycles.linear, { pct_start = 0.2, anneal = "linear", div_factor = 10, final_div_factor = 100 })
+  rates(cycles.linear, { pct_start = 0.2, anneal_strategy = "linear", div_factor = 10, final_div_factor = 100 })
 end)
 
 t.done()

@@ -194,7 +194,7 @@ t.test("schedules refuse bad arguments by name", function()
   t.fails(function() schedule.cosine { steps = 3 } end, "cosine: optimizer is missing")
   t.fails(function() schedule.linear { optimizer = opt, steps = 3, warmup = 4 } end, "warmup is 4, more than the 3 steps")
   t.fails(function() schedule.step { optimizer = opt, evry = 3 } end, "did you mean \"every\"")
-  t.fails(function() schedule.one_cycle { optimizer = opt, steps = 3, anneal = "cosine" } end, "expected cos or linear")
+  t.fails(function() schedule.one_cycle { optimizer = opt, steps = 3, anneal_strategy = "cosine" } end, "expected cos or linear")
 end)
 
 -- ---- the stepper -----------------------------------------------------------------------------------------------------------------
