@@ -318,7 +318,7 @@ DDP_API int ddp_reducer_set_sync(ddp_reducer *r, int sync);
 DDP_API int ddp_reducer_reduce(ddp_reducer *r);
 /* The same with this rank's weight, as ddp_backward_begin takes it: 0 contributes nothing. Collective. */
 DDP_API int ddp_reducer_reduce_weighted(ddp_reducer *r, double weight);
-/* From now on the mean is weighted (1) or not (0), as the option of ddp_reducer_new. All ranks alike. */
+/* From now on the mean is weighted (1) or not (0), as the option of ddp_reducer_new; a sum stays one. All ranks alike. */
 DDP_API int ddp_reducer_set_weighted(ddp_reducer *r, int weighted);
 /* Joins a step of the others with weight 0. Collective. */
 DDP_API int ddp_reducer_skip(ddp_reducer *r);

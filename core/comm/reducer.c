@@ -197,7 +197,7 @@ int ddp_reducer_set_sync(ddp_reducer *r, int sync) {
 int ddp_reducer_set_weighted(ddp_reducer *r, int weighted) {
     if (ddp__pending()) return ddp__pending();
     if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
-    r->weighted = weighted != 0;
+    r->weighted = weighted != 0 && r->reduce == DDP_MEAN;
     return 0;
 }
 

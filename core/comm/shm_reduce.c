@@ -27,9 +27,9 @@ static double scale_of(int reduce, int n, const double *weights) {
     return sum != 0 ? 1 / sum : 0;
 }
 
-static bool all_ones(int n, const double *w) {
+static bool all_are(double value, int n, const double *w) {
     for (int r = 0; r < n; r++)
-        if (w[r] != 1) return false;
+        if (w[r] != value) return false;
     return true;
 }
 
@@ -104,7 +104,12 @@ INTS(reduce_u8, uint8_t, uint8_t)
 
 void shm_reduce(ddp_dtype dtype, int reduce, int n_in, const void *const *in, const double *w, int n_out,
                 void *const *out, int64_t n) {
-    bool plain = (reduce == DDP_SUM || reduce == DDP_MEAN) && all_ones(n_in, w);
+    double ones[SHM_MAX_RANKS];
+    if (reduce == DDP_MEAN && w[0] != 0 && all_are(w[0], n_in, w)) { /* a mean of equal weights needs none */
+        for (int r = 0; r < n_in; r++) ones[r] = 1;
+        w = ones;
+    }
+    bool plain = (reduce == DDP_SUM || reduce == DDP_MEAN) && all_are(1, n_in, w);
     if (dtype == DDP_F32 && plain && n_in == 2 && n_out <= 2) {
         sum2_f32(in[0], in[1], out[0], out[n_out - 1], (float)scale_of(reduce, 2, w), n);
         return;

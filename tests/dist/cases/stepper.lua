@@ -52,6 +52,7 @@ local counts = { { { 1, 5 }, { 6, 5 }, { 11, 5 } }, { { 16, 12 } } }
 local skips = { { { 1, 20 }, { 0, 0 } }, { { 0, 0 }, { 21, 7 } } }
 equals("P2 8, 8 and 8, 3", full, uneven, { accumulate = 2 })
 equals("P2 8, 8 and 8, 3, weighted", full, uneven, { accumulate = 2 }, "weighted")
+equals("P2 equal weights", train(nil, { rows = 16 }), { { { 1, 4 }, { 5, 4 } }, { { 9, 4 }, { 13, 4 } } }, { accumulate = 2 })
 equals("P2 8, 8 and 8, 3, a short window", full, uneven, { accumulate = 5 })
 equals("P2 12, 4 and 1, 10", full, sizes, { accumulate = 2 })
 equals("P2 three micro-batches beside one", full, counts, { accumulate = 4 })
@@ -59,6 +60,18 @@ equals("C6 skipped micro-batches", full, skips, { accumulate = 2 })
 equals("C6 skipped micro-batches, a short window", full, skips, { accumulate = 3 })
 equals("C6 a rank without a window", train(nil, { rows = 20 }), { { { 1, 8 }, { 9, 12 } }, { { 0, 0 }, { 0, 0 } } }, { accumulate = 2, scaled = true })
 equals("P1 P2 with scaler and clipping", clipped, uneven, { accumulate = 2, scaled = true, clip = 0.1 })
+
+-- A "sum" is the sum of the ranks' means, whatever the weights.
+do
+  local m = net()
+  local opt = ddp.optim.SGD(m:parameters(), { lr = 0.5, momentum = 0.9 })
+  for _ = 1, 3 do
+    opt:zero_grad();
+    (loss_of(m, 1, 16) + loss_of(m, 17, 11)):backward()
+    opt:step()
+  end
+  equals("P2 a sum over the ranks", m, uneven, { accumulate = 2 }, "sum")
+end
 
 -- P2: one reduction a window: inside it the ranks' gradients stay apart.
 do
