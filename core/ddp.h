@@ -362,7 +362,7 @@ DDP_API void ddp_optim_free(ddp_optim *o);
 
 enum { DDP_AUTOCAST_OFF = -1 };
 /* Until the matching ddp_autocast_end this thread computes matmul, linear and conv2d in `dtype` (DDP_F16 or DDP_BF16), and
- * exp, log, pow, softmax, losses, sums and means in f32, by casting their floating inputs of 16 and 32 bits; other ops take
+ * exp, log, pow, softmax, layer norms, losses, sums and means in f32, by casting their floating inputs of 16 and 32 bits; other ops take
  * what comes, cat and stack the widest of it. f64 and integers are never cast, nor is what an op writes into. Casts are
  * recorded: gradients of f32 weights are f32. DDP_AUTOCAST_OFF switches it off inside a region. Backward always runs with it
  * off, in the dtypes recorded.

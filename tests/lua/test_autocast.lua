@@ -24,7 +24,7 @@ t.test("P5 softmax, losses, norms and reductions give f32", function()
   for name, fn in pairs { exp = function() return h:exp() end, log = function() return h:log() end, pow = function() return h ^ 2 end,
     softmax = function() return F.softmax(h, -1) end, log_softmax = function() return F.log_softmax(h, -1) end, sum = function() return h:sum(1) end,
     mean = function() return h:mean() end, cross_entropy = function() return F.cross_entropy(h, y) end, mse_loss = function() return F.mse_loss(h, h) end,
-    norm = function() return h:norm() end } do
+    norm = function() return h:norm() end, layer_norm = function() return nn.LayerNorm(3)(h) end } do
     t.eq(dtype_of(fn), "f32", name)
   end
   t.ok(ddp.autocast("f16", function() return ddp.full({ 1 }, 20, { dtype = "f16" }):exp():item() end) > 4e8, "exp in f32 does not overflow")
