@@ -82,6 +82,21 @@ t.test("inputs that need no gradient, and none at all, are fine", function()
   local y = ddp.no_grad(ddp.checkpoint, function(v) return v * p end, ddp.ones(1))
   t.ok(not y.requires_grad)
 end)
+t.test("modes of the library are in force again on the second run, and put back after it", function()
+  local grad = require "ddp.grad"
+  local mode, seen = "a", {}
+  grad.modes[#grad.modes + 1] = { get = function() return mode end, set = function(v) mode = v end }
+  local x = ddp.ones(1, { requires_grad = true })
+  local y = ddp.checkpoint(function(v)
+    seen[#seen + 1] = mode
+    return v * v
+  end, x)
+  mode = "b"
+  y:backward()
+  grad.modes[#grad.modes] = nil
+  t.eq(seen, { "a", "a" })
+  t.eq(mode, "b")
+end)
 t.test("running statistics are counted once", function()
   local function run(wrap)
     ddp.manual_seed(1)
@@ -129,6 +144,31 @@ t.test("an error in the function passes on, in forward and in backward, and leav
   x.grad = nil;
   (x * x):sum():backward()
   t.eq(x.grad:tolist(), { 2, 2 })
+end)
+t.test("a step with checkpoints survives a failure at each of its allocations", function()
+  local C = require("ddp.ffi").C
+  ddp.manual_seed(2)
+  local m, x = mlp(), ddp.randn(6, 8)
+  local function step()
+    ddp.manual_seed(7)
+    m:zero_grad()
+    local h = ddp.checkpoint(function(v) return ddp.checkpoint(function(u) return F.dropout(m[1](u):tanh(), .5) end, v) * 2 end, x)
+    m[5](ddp.checkpoint(function(v) return m[3](v):tanh() end, h)):sum():backward()
+    return bits(m, x)
+  end
+  local want, failures = step(), 0
+  for k = 1, 90 do
+    C.ddp_memory_fail_at(k)
+    local ok, err = pcall(step)
+    C.ddp_memory_fail_at(0)
+    if not ok then
+      failures = failures + 1
+      t.ok(tostring(err):find "out of memory", tostring(err))
+    end
+    t.eq(C.ddp_segment_open(), 0, "segments left open by failure " .. k)
+    t.ok(same(step(), want), "the step after failure " .. k)
+  end
+  t.ok(failures > 5, failures .. " failures reached the caller")
 end)
 t.test("a function that does something else the second time is told so", function()
   local runs, x = 0, ddp.ones(2, { requires_grad = true })
