@@ -350,6 +350,10 @@ DDP_API int ddp_reducer_finish(ddp_reducer *r);
 DDP_API int ddp_reducer_set_sync(ddp_reducer *r, int sync);
 /* Reduces what no_sync left. Collective. */
 DDP_API int ddp_reducer_reduce(ddp_reducer *r);
+/* The same with this rank's weight, as ddp_backward_begin takes it: 0 contributes nothing. Collective. */
+DDP_API int ddp_reducer_reduce_weighted(ddp_reducer *r, double weight);
+/* From now on the mean is weighted (1) or not (0), as the option of ddp_reducer_new. All ranks alike. */
+DDP_API int ddp_reducer_set_weighted(ddp_reducer *r, int weighted);
 /* Joins a step of the others with weight 0. Collective. */
 DDP_API int ddp_reducer_skip(ddp_reducer *r);
 /* 1 when a rank touched params[i] in the last reduction. */
@@ -378,7 +382,55 @@ DDP_API int ddp_optim_apply(ddp_optim *o);
 /* Drops the gradients; buckets keep their bytes. */
 DDP_API int ddp_optim_zero_grad(ddp_optim *o);
 DDP_API int ddp_optim_set_lr(ddp_optim *o, double lr);
+/* What params[i] has for its steps: k = 0 the momentum buffer (SGD) or the first moment, k = 1 the second moment. A new
+ * reference, or NULL where there is none (yet). */
+DDP_API ddp_tensor *ddp_optim_state(const ddp_optim *o, int k, int i);
+/* Copies t (its shape) into it. DDP_EINVAL for a k or i that this optimizer has not, DDP_ESHAPE. */
+DDP_API int ddp_optim_set_state(ddp_optim *o, int k, int i, ddp_tensor *t);
+/* Steps that params[i] has made. */
+DDP_API int64_t ddp_optim_steps(const ddp_optim *o, int i);
+DDP_API int ddp_optim_set_steps(ddp_optim *o, int i, int64_t steps);
 DDP_API void ddp_optim_free(ddp_optim *o);
+
+/* ---- mixed precision -------------------------------------------------------------------------------------------- */
+
+enum { DDP_AUTOCAST_OFF = -1 };
+/* Until the matching ddp_autocast_end this thread computes matmul, linear and conv2d in `dtype` (DDP_F16 or DDP_BF16), and
+ * exp, log, pow, softmax, losses, sums and means in f32, by casting their floating inputs of 16 and 32 bits; other ops take
+ * what comes, cat and stack the widest of it. f64 and integers are never cast, nor is what an op writes into. Casts are
+ * recorded: gradients of f32 weights are f32. DDP_AUTOCAST_OFF switches it off inside a region. Backward always runs with it
+ * off, in the dtypes recorded.
+ * A leaf that wants a gradient is cast once for each of its versions; these bytes are kept until the outermost region ends.
+ *   before  [OUT] for ddp_autocast_end
+ * DDP_EDTYPE for another dtype. Regions nest; on the compute thread, or any thread that uses tensors of its own. */
+DDP_API int ddp_autocast_begin(int dtype, int *before);
+DDP_API void ddp_autocast_end(int before);
+/* The dtype in force on this thread, or DDP_AUTOCAST_OFF. */
+DDP_API int ddp_autocast_dtype(void);
+
+/* How exact f32 matrix products and convolutions are.
+ *   EXACT    each product in f32, as defined
+ *   HIGHEST  (the default) Winograd's fast convolutions too, still in f32: errors of at most 1e-5 of the largest result,
+ *            measured up to 4e-6 (EXACT: 2e-6), and an Inf or NaN spreads over its tile of 4x4 results
+ *   HIGH     two bf16 parts for each f32 (16 bits of mantissa) where the processor gains by it; elsewhere as HIGHEST
+ * bf16 and f16 tensors are not affected. DDP_EINVAL for another level. Any thread; holds for the process. */
+enum { DDP_F32_EXACT, DDP_F32_HIGHEST, DDP_F32_HIGH };
+DDP_API int ddp_set_float32_matmul_precision(int level);
+DDP_API int ddp_float32_matmul_precision(void);
+/* on: results do not depend on the number of threads either (oneDNN is not used: it shares sums out by threads). Two runs
+ * with the same threads give the same bits without this. Any thread; holds for the process. */
+DDP_API void ddp_set_deterministic(int on);
+DDP_API int ddp_is_deterministic(void);
+
+/* Ops look for NaN and infinities in what they compute (1) or not (0, the default, which costs nothing). The first op that
+ * makes one fails with DDP_EINVAL and is named, in forward and in backward, with the module that ran it; so is an op whose
+ * input brought a NaN along. Infinities that come in, and values that full and fill_ are given, are let pass. Overflows that a
+ * loss scale provokes are errors like others. Returns what was set before. For all threads; compute thread. */
+DDP_API int ddp_set_check_nan(int on);
+/* From now on ops of this thread run on behalf of `module` ("layer1.0.conv1"); copied. Returns a number for the module before,
+ * for ddp_check_nan_leave; 0 is none. */
+DDP_API int ddp_check_nan_enter(const char *module);
+DDP_API void ddp_check_nan_leave(int before);
 
 /* ---- the run's numbers ------------------------------------------------------------------------------------------ */
 

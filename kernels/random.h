@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-#include "../core/base/base.h"
+#include "../core/tensor/tensor.h"
 
 static inline void ddp__draw_f32(ddp_rng r, int64_t block, float u[4]) {
     uint32_t w[4];
@@ -39,6 +39,12 @@ static inline void ddp__normal_f64(ddp_rng r, int64_t block, double n[2]) {
     double radius = sqrt(-2 * log(1 - u[0])), angle = 6.28318530717958647692 * u[1];
     n[0] = radius * cos(angle);
     n[1] = radius * sin(angle);
+}
+
+/* u in [0, 1) with as many bits as a dtype of 16 bits has, so that rounding does not make it 1; else u. */
+static inline float ddp__unit_in(ddp_dtype d, float u) {
+    if (d == DDP_BF16) return floorf(u * 0x1p8f) * 0x1p-8f;
+    return d == DDP_F16 ? floorf(u * 0x1p11f) * 0x1p-11f : u;
 }
 
 /* A whole number in [0, n) from 64 bits of block i. */

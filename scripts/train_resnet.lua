@@ -13,14 +13,15 @@ local function refuse(text)
   if ddp.rank() == 0 then io.stderr:write(text, "\n") end
   os.exit(2, true)
 end
-for name, off in pairs { amp = "none", accumulate = 1, compile = "off", save = "", resume = "", deterministic = false } do
+for name, off in pairs { compile = "off", save = "", resume = "" } do
   if args[name] ~= off then refuse(("--%s %s is not built yet; %s is accepted"):format(name, tostring(args[name]), off == "" and "leaving it out" or tostring(off))) end
 end
-for _, name in ipairs { "epochs", "steps", "batch", "workers", "seed" } do
+for name, least in pairs { epochs = 0, steps = 0, batch = 1, accumulate = 1, workers = 0, seed = 0 } do
   local v = args[name]
-  if v % 1 ~= 0 or v < (name == "batch" and 1 or 0) then refuse(("--%s is %s, expected a whole number from %d"):format(name, tostring(v), name == "batch" and 1 or 0)) end
+  if v % 1 ~= 0 or v < least then refuse(("--%s is %s, expected a whole number from %d"):format(name, tostring(v), least)) end
 end
 
+ddp.deterministic(args.deterministic)
 ddp.init()
 ddp.manual_seed(args.seed)
 
@@ -46,48 +47,56 @@ local loader = ddp.data.DataLoader(train, { batch_size = args.batch, workers = a
 local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels }
 local net = ddp.DistributedDataParallel(model)
 local epochs = args.epochs > 0 and args.epochs or args.steps > 0 and math.huge or digits and 20 or 30
-local total = args.steps > 0 and args.steps or epochs * loader:len()
+local total = args.steps > 0 and args.steps or epochs * math.ceil(loader:len() / args.accumulate)
 -- A long run on CIFAR-10 profits from a high peak; a short one would spend itself recovering from it.
 local peak = args.lr > 0 and args.lr or (digits or total > 2000) and 0.1 or 0.02
 local opt = ddp.optim.SGD(net:parameters(), { lr = peak, momentum = 0.9, weight_decay = 5e-4, nesterov = true })
 ddp.print(("%s, %d parameters, %d rank%s of batch %d, %d steps"):format(args.model, model:num_parameters(), ddp.world_size(),
   ddp.world_size() == 1 and "" or "s", args.batch, total))
 
--- A warm-up over the first tenth, then a cosine to 0.
-local function learning_rate(step)
-  local warm = math.max(1, total * 0.1)
-  if step <= warm then return peak * step / warm end
-  return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / math.max(1, total - warm)))
-end
+-- A warm-up over the first tenth, then a cosine to 0. f16 needs its gradients scaled, bf16 does not.
+local schedule = ddp.optim.schedule.cosine { optimizer = opt, steps = total, warmup = math.min(total, math.max(1, total * 0.1)) }
+local stepper = ddp.stepper { model = net, optimizer = opt, accumulate = args.accumulate, schedule = schedule,
+  scaler = args.amp == "f16" and ddp.amp.GradScaler() or nil }
 
 -- ---- training ------------------------------------------------------------------------------------------------------
 local WINDOW = 50 -- steps that the loss shown is the mean of
-local step, losses = 0, {}
+local step, losses = 0, {} -- steps of the optimizer; the mean loss of each
 local function recent()
   local sum, n = 0, math.min(step, WINDOW)
   for i = step - n + 1, step do sum = sum + losses[i] end
   return sum, math.max(n, 1)
 end
-local function train_step(x, y)
+local sum, batches = 0, 0 -- losses of the window that is being accumulated
+local function forward(x, y) return F.cross_entropy(net(x), y) end
+
+-- A window has ended: its loss is noted, and shown now and then.
+local function close_step(epoch)
   step = step + 1
-  opt.param_groups[1].lr = learning_rate(step)
-  local loss = F.cross_entropy(net(x), y)
-  opt:zero_grad()
-  loss:backward()
-  opt:step()
-  local value = loss:item()
+  local value = sum / batches
   if value ~= value then error(("the loss is NaN at step %d; try a lower --lr"):format(step), 0) end
   losses[step], losses[step - WINDOW] = value, nil
+  sum, batches = 0, 0
+  if step % 10 == 0 then ddp.progress(("epoch %d, step %d of %d, loss %.4f"):format(epoch, step, total, (recent()) / math.min(step, WINDOW))) end
+end
+
+local function train_batch(epoch, x, y)
+  local loss = ddp.autocast(args.amp ~= "none" and args.amp, forward, x, y)
+  local _, info = stepper(loss)
+  sum, batches = sum + loss:item(), batches + 1
+  if info.window_end then close_step(epoch) end
 end
 
 local epoch, done, mean = 0, false, nil
 while not done and epoch < epochs do
   epoch = epoch + 1
   for x, y in loader:iter() do
-    train_step(x, y)
-    if step % 10 == 0 then ddp.progress(("epoch %d, step %d of %d, loss %.4f"):format(epoch, step, total, (recent()) / math.min(step, WINDOW))) end
+    train_batch(epoch, x, y)
     if args.steps > 0 and step >= args.steps then done = true break end
   end
+  local _, info = stepper:flush()
+  if info.window_end then close_step(epoch) end
+  if args.steps > 0 and step >= args.steps then done = true end
   mean = ddp.reduce_metrics { loss = { recent() } }.loss
   ddp.progress(("epoch %d, step %d of %d, loss %.4f (mean of the last %d steps)"):format(epoch, step, total, mean, math.min(step, WINDOW)), true)
 end
@@ -108,5 +117,5 @@ if test then
   eval:close()
 end
 loader:close()
-ddp.report { batch = args.batch, test_accuracy = accuracy, loss = mean }
+ddp.report { batch = args.batch * args.accumulate, test_accuracy = accuracy, loss = mean }
 ddp.finish()

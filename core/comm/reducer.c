@@ -194,11 +194,22 @@ int ddp_reducer_set_sync(ddp_reducer *r, int sync) {
     return 0;
 }
 
-int ddp_reducer_reduce(ddp_reducer *r) {
+int ddp_reducer_set_weighted(ddp_reducer *r, int weighted) {
     if (ddp__pending()) return ddp__pending();
     if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
+    r->weighted = weighted != 0;
+    return 0;
+}
+
+int ddp_reducer_reduce(ddp_reducer *r) { return ddp_reducer_reduce_weighted(r, 1); }
+
+int ddp_reducer_reduce_weighted(ddp_reducer *r, double weight) {
+    if (ddp__pending()) return ddp__pending();
+    if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
+    if (!(weight >= 0))
+        return ddp__fail(DDP_EINVAL, "reduce_gradients: weight is %g, expected a number from 0", weight);
     int st = ddp__job_ready("reduce_gradients");
-    return st < 0 || r->n_buckets == 0 ? st : reduce_all(r, 1);
+    return st < 0 || r->n_buckets == 0 ? st : reduce_all(r, weight);
 }
 
 int ddp_reducer_skip(ddp_reducer *r) {

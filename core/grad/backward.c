@@ -267,6 +267,7 @@ static int run_vjp(ddp_backward_state *s, visit *v) {
     ddp_node *n = v->node;
     int st = check_saved(n), total = n->n_in + n->n_out;
     if (st < 0) return st;
+    ddp__op_where = (ddp_op_where){n->module, n->op->name};
     ddp_tensor *small[32], **values = total <= 32 ? small : malloc((size_t)total * sizeof *values);
     bool needs_small[32], *needs = n->n_in <= 32 ? needs_small : malloc((size_t)n->n_in);
     if (!values || !needs) {
@@ -462,12 +463,17 @@ int ddp_backward_next(ddp_backward_state *s) {
     if (ddp__pending()) return ddp__pending();
     if (!s) return ddp__fail(DDP_ENULL, "backward: no state");
     bool mode = ddp__grad_on;
+    int autocast = ddp__autocast; /* gradients are computed in the dtypes recorded */
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_BACKWARD);
+    ddp__autocast = DDP_AUTOCAST_OFF;
+    ddp_op_where where = ddp__op_where;
     ddp__grad_on = (s->flags & DDP_CREATE_GRAPH) != 0;
     ddp_scope_push_barrier(); /* what the walk makes is its own */
     int st = walk(s);
     ddp_scope_pop_barrier();
     ddp__grad_on = mode;
+    ddp__autocast = autocast;
+    ddp__op_where = where;
     ddp__phase_enter(phase);
     return st;
 }

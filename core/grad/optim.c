@@ -144,6 +144,40 @@ int ddp_optim_set_lr(ddp_optim *o, double lr) {
     return 0;
 }
 
+/* ---- state, for saving and loading ---- */
+
+static bool has_state(const ddp_optim *o, int k, int i) {
+    return o && i >= 0 && i < o->n && k >= 0 && k < (o->kind == SGD ? 1 : 2);
+}
+
+ddp_tensor *ddp_optim_state(const ddp_optim *o, int k, int i) {
+    if (!has_state(o, k, i) || (o->kind == SGD && o->sgd.momentum == 0)) return NULL;
+    return ddp_retain(o->state[k][i]);
+}
+
+int ddp_optim_set_state(ddp_optim *o, int k, int i, ddp_tensor *t) {
+    if (ddp__pending()) return ddp__pending();
+    if (!has_state(o, k, i)) return ddp__fail(DDP_EINVAL, "optim: no state %d of parameter %d", k, i + 1);
+    if (!t) return ddp__fail(DDP_ENULL, "optim: no tensor");
+    if (!ddp__meta_same_size(&t->m, &o->params[i]->m))
+        return ddp__fail(DDP_ESHAPE, "optim: the state of parameter %d is %s, the parameter %s", i + 1,
+                         DDP_SHAPE_TEXT(&t->m), DDP_SHAPE_TEXT(&o->params[i]->m));
+    int mode = ddp_set_grad_mode(0), st = make_state(o, k, i, false);
+    if (st == 0) st = ddp_copy_(o->state[k][i], t);
+    ddp_set_grad_mode(mode);
+    return st;
+}
+
+int64_t ddp_optim_steps(const ddp_optim *o, int i) { return o && i >= 0 && i < o->n ? o->steps[i] : 0; }
+
+int ddp_optim_set_steps(ddp_optim *o, int i, int64_t steps) {
+    if (ddp__pending()) return ddp__pending();
+    if (!o || i < 0 || i >= o->n || steps < 0)
+        return ddp__fail(DDP_EINVAL, "optim: %lld steps of parameter %d", (long long)steps, i + 1);
+    o->steps[i] = steps;
+    return 0;
+}
+
 void ddp_optim_free(ddp_optim *o) {
     if (!o) return;
     for (int i = 0; i < o->n; i++) {

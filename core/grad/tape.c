@@ -34,6 +34,7 @@ static ddp_node *node_new(ddp_node_kind kind, int n_in, int n_out, size_t attr_s
     node->seq = atomic_fetch_add_explicit(&next_seq, 1, memory_order_relaxed);
     node->n_in = n_in;
     node->n_out = n_out;
+    node->module = ddp__op_where.module;
     node->edges = (ddp_edge *)(node + 1);
     node->meta = (ddp_meta *)(node->edges + n_in);
     node->saved = (ddp_tensor **)(node->meta + n);

@@ -30,6 +30,7 @@ struct ddp_node {
     int64_t host_id;      /* of a HOST */
     int n_in, n_out;
     bool freed;         /* saved tensors are gone */
+    int module;         /* that ran it, as ddp__op_where has it */
     ddp_edge *edges;    /* [n_in] */
     ddp_meta *meta;     /* [n_in + n_out]; ndim -1 for an absent input */
     ddp_tensor **saved; /* [n_in + n_out], NULL where not kept; outputs as aliases without history */

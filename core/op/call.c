@@ -6,6 +6,8 @@
 #include "op_build.h"
 
 ddp_call_slots ddp__slots;
+_Thread_local int ddp__autocast = DDP_AUTOCAST_OFF;
+_Thread_local ddp_op_where ddp__op_where;
 
 enum { SMALL = 8 }; /* inputs kept on the stack */
 
@@ -78,13 +80,16 @@ static ddp_tensor *cast_number(const ddp_tensor *x, ddp_dtype to) {
     return t;
 }
 
-/* Casts in[i] where its dtype is not `to`; owned[i] is what must be released afterwards. */
-static int cast_inputs(int n_in, ddp_tensor **in, ddp_tensor **owned, ddp_dtype to, int first) {
+/* Casts in[i] where its dtype is not `to`; owned[i] is what must be released afterwards. A number beside 16-bit floats
+ * becomes f32, in which they are computed: x * 0.1 is rounded once. where only copies: there it becomes `to`. */
+static int cast_inputs(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor **owned, ddp_dtype to, int first) {
+    ddp_dtype number = op->id == DDP_OP_where ? to : ddp__wide(to);
     for (int i = first; i < n_in; i++) {
-        if (in[i]->m.dtype == to) continue;
-        owned[i] = in[i]->is_number ? cast_number(in[i], to) : ddp_keep(ddp_cast(in[i], (int)to));
-        if (!owned[i]) return ddp__pending();
-        in[i] = owned[i];
+        if (in[i]->m.dtype == (in[i]->is_number ? number : to)) continue;
+        ddp_tensor *t = in[i]->is_number ? cast_number(in[i], number) : ddp_keep(ddp_cast(in[i], (int)to));
+        if (!t) return ddp__pending();
+        ddp__drop(owned[i]); /* of autocast */
+        owned[i] = in[i] = t;
     }
     return 0;
 }
@@ -104,9 +109,9 @@ static int promote(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor *
         if (wider || (own == DDP_BOOL && to != DDP_BOOL))
             return ddp__op_fail_(op->name, DDP_EDTYPE, "a result of %s does not fit in place into %s",
                                  ddp_dtype_name(to), ddp_dtype_name(own));
-        return cast_inputs(n_in, in, owned, own, 1);
+        return cast_inputs(op, n_in, in, owned, own, 1);
     }
-    return cast_inputs(n_in, in, owned, to, first);
+    return cast_inputs(op, n_in, in, owned, to, first);
 }
 
 /* ---- outputs ------------------------------------------------------------------------------------------------------- */
@@ -177,7 +182,9 @@ static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_pl
     ddp_meta meta[DDP_MAX_OUT];
     int st = check_inputs(op, c->n_in, in);
     if (st < 0) return st;
-    if (ddp__slots.cast && (st = ddp__slots.cast(op, c->n_in, in)) < 0) return st;
+    if (ddp__autocast != DDP_AUTOCAST_OFF && (op->flags & DDP_OPF_AMP) && !in_place &&
+        (st = ddp__slots.cast(op, c->n_in, in, owned)) < 0)
+        return st;
     if ((op->flags & (DDP_OPF_PROMOTE | DDP_OPF_FLOAT) || op->id == DDP_OP_where) &&
         (st = promote(op, c->n_in, in, owned, in_place)) < 0)
         return st;
@@ -190,6 +197,7 @@ static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_pl
     else if ((st = make_outputs(c, meta)) < 0) return st;
     if ((st = compute(c)) < 0) return st;
     count_writes(c, in_place);
+    if (ddp__slots.check && (st = ddp__slots.check(c)) < 0) return st;
     if (!(op->flags & DDP_OPF_NO_GRAD) && ddp__slots.record) st = ddp__slots.record(c, in_place);
     return st;
 }

@@ -44,7 +44,11 @@ enum {
     DDP_OPF_PROMOTE = 64,       /* inputs are cast to one dtype first, as PyTorch promotes */
     DDP_OPF_FLOAT = 128,        /* with PROMOTE: an integer result becomes f32 (div, exp) */
     DDP_OPF_NO_GRAD = 256,      /* has no gradient, by nature (comparisons, argmax) */
-    DDP_OPF_WRITES = 512        /* writes into inputs (optimizer steps): rules->writes says which */
+    DDP_OPF_WRITES = 512,       /* writes into inputs (optimizer steps): rules->writes says which */
+    DDP_OPF_AMP_LOW = 1024,     /* under autocast: 16- and 32-bit floating inputs are cast to its dtype */
+    DDP_OPF_AMP_F32 = 2048,     /* under autocast: 16-bit inputs are cast to f32 */
+    DDP_OPF_AMP_WIDE = 4096,    /* under autocast: floating inputs are cast to the widest of them */
+    DDP_OPF_AMP = 1024 | 2048 | 4096
 };
 
 /* One call, as inference and kernels see it. */
@@ -132,14 +136,25 @@ DDP_API int ddp__call_in_place(const ddp_op_def *op, const void *attrs, int n_in
 
 /* What rooms above put into the call path at start-up; NULL: nothing there. */
 typedef struct ddp_call_slots {
-    int (*cast)(const ddp_op_def *op, int n_in, ddp_tensor **in); /* autocast: may replace inputs */
-    int (*capture)(const ddp_call *c, const ddp_meta *out);       /* a plan being recorded */
+    /* autocast, called where ddp__autocast is on and op has an AMP flag: may replace in[i], then owned[i] too */
+    int (*cast)(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor **owned);
+    int (*capture)(const ddp_call *c, const ddp_meta *out); /* a plan being recorded */
     int (*check_in_place)(const ddp_op_def *op, ddp_tensor *target, int n_in, ddp_tensor *const *in);
+    int (*check)(const ddp_call *c);                 /* check_nan: looks at what was computed */
     int (*record)(const ddp_call *c, bool in_place); /* the tape */
     int (*collective)(const ddp_call *c);            /* comm */
     bool (*wants_record)(int n_in, ddp_tensor *const *in);
 } ddp_call_slots;
 DDP_LOCAL extern ddp_call_slots ddp__slots;
+/* What autocast computes in on this thread: DDP_F16, DDP_BF16 or DDP_AUTOCAST_OFF. */
+DDP_LOCAL extern _Thread_local int ddp__autocast;
+/* On whose behalf ops run on this thread, for messages: the module that check_nan was told of (0: none), and in a backward the
+ * op whose gradient is being computed (else NULL). */
+typedef struct ddp_op_where {
+    int module;
+    const char *gradient_of;
+} ddp_op_where;
+DDP_LOCAL extern _Thread_local ddp_op_where ddp__op_where;
 
 /* ---- shapes (infer.c): helpers of infer functions; each sets the error and returns its status -------------------- */
 /* Broadcast shape of in[0..n) (NULL skipped), dense strides kept, channels-last wins; dtype as given. */

@@ -38,6 +38,11 @@ static bool onednn_has(const ddp_op_def *op) {
     }
 }
 
+/* Convolutions: the kernels of kernels/cpu refuse what they are not faster at. */
+static bool own_first(const ddp_op_def *op) {
+    return op->id == DDP_OP_conv2d || op->id == DDP_OP_conv2d_grad_input || op->id == DDP_OP_conv2d_grad_weight;
+}
+
 /* The folder this library lies in, with its slash. */
 static void own_folder(char *out, size_t n) {
     Dl_info info;
@@ -106,8 +111,10 @@ const ddp_kernel *ddp__pick_kernel(const ddp_call *c) {
     pthread_once(&once, load_lists);
     const char *why = "no kernel";
     const ddp_kernel *k = NULL;
-    for (int i = 0; i < DDP_MAX_LISTS && !k; i++) {
-        if (i == ONEDNN && (!onednn_has(c->op) || (!only && ddp__call_flops(c) < worth_flops))) continue;
+    for (int n = 0; n < DDP_MAX_LISTS && !k; n++) {
+        int i = own_first(c->op) && n < REF ? CPU - n : n;
+        if (i == ONEDNN && !only && (ddp_is_deterministic() || ddp__call_flops(c) < worth_flops)) continue;
+        if (i == ONEDNN && !onednn_has(c->op)) continue;
         if (i == ONEDNN && (!only || strcmp(only, "onednn") == 0)) pthread_once(&onednn_once, load_onednn);
         if (!lists[i] || (only && strcmp(only, lists[i]->name) != 0)) continue;
         k = pick_from(lists[i], c, &why);

@@ -50,8 +50,6 @@ static int check_dtypes(const ddp_call *c) {
     ddp_dtype d = c->in[0]->m.dtype;
     int st = ddp__need_float(c, 0);
     if (st < 0) return st;
-    if (d != DDP_F32 && d != DDP_F64)
-        return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(d));
     for (int i = 1; i < c->n_in; i++)
         if ((st = ddp__need_dtype(c, i, d)) < 0) return st;
     if ((st = ddp__need_ndim(c, 0, 4)) < 0) return st;

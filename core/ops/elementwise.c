@@ -5,7 +5,11 @@
 
 /* ---- inference ---- */
 
-static int infer_binary(const ddp_call *c, ddp_meta *out) { return ddp__out_broadcast(c, 2, c->in[0]->m.dtype, out); }
+/* Beside a 16-bit tensor a number is f32: the tensor says what the result is. */
+static int infer_binary(const ddp_call *c, ddp_meta *out) {
+    ddp_dtype a = c->in[0]->m.dtype, b = c->in[1]->m.dtype;
+    return ddp__out_broadcast(c, 2, ddp__is_half(b) ? b : a, out);
+}
 
 static int infer_number(const ddp_call *c, ddp_meta *out) { /* no arithmetic on bools */
     if (c->in[0]->m.dtype == DDP_BOOL)
@@ -98,9 +102,9 @@ static int sqrt_vjp(ddp_vjp *v) { /* g / (2 sqrt x) */
     v->grad_in[0] = ddp_div(ddp_mul(v->grad_out[0], ddp_scalar_float(.5)), v->out[0]);
     return ddp__pending();
 }
-static int tanh_vjp(ddp_vjp *v) { /* g (1 - y^2) */
-    ddp_tensor *y = v->out[0];
-    v->grad_in[0] = ddp_mul(v->grad_out[0], ddp_sub(ddp_scalar(1), ddp_mul(y, y)));
+static int tanh_vjp(ddp_vjp *v) { /* g (1 - y)(1 + y): 1 - y^2 would cancel */
+    ddp_tensor *y = v->out[0], *d = ddp_mul(ddp_sub(ddp_scalar(1), y), ddp_add(y, ddp_scalar(1)));
+    v->grad_in[0] = ddp_mul(v->grad_out[0], d);
     return ddp__pending();
 }
 static int sigmoid_vjp(ddp_vjp *v) { /* g y (1 - y) */
@@ -121,6 +125,51 @@ static int relu_grad_infer(const ddp_call *c, ddp_meta *out) {
 }
 static int relu_grad_vjp(ddp_vjp *v) {
     if (v->needs[0]) v->grad_in[0] = ddp_relu_grad(v->grad_out[0], v->in[1]);
+    return ddp__pending();
+}
+
+static int gelu_vjp(ddp_vjp *v) {
+    v->grad_in[0] = ddp_gelu_grad(v->grad_out[0], v->in[0], (int)((const ddp_gelu_attrs *)v->attrs)->tanh);
+    return ddp__pending();
+}
+static int gelu_grad_infer(const ddp_call *c, ddp_meta *out) {
+    int st = ddp__need_float(c, 0);
+    if (st < 0) return st;
+    if (!ddp__meta_same_size(&c->in[0]->m, &c->in[1]->m))
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, x %s", DDP_SHAPE_TEXT(&c->in[0]->m), DDP_SHAPE_TEXT(&c->in[1]->m));
+    st = ddp__need_dtype(c, 1, c->in[0]->m.dtype);
+    return st < 0 ? st : infer_binary(c, out);
+}
+/* The slope with tanh: (1 + t)/2 + x/2 (1 - t^2) u' where t = tanh(u), u = k (x + c x^3). */
+static int gelu_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
+    const double k = 0.79788456080286535588, c = 0.044715;
+    ddp_tensor *g = ddp__widened(in[0]), *x = ddp__widened(in[1]), *one = ddp_scalar(1), *half = ddp_scalar_float(.5);
+    ddp_tensor *square = ddp_mul(x, x), *cubic = ddp_add(ddp_mul(square, ddp_scalar_float(c)), one);
+    ddp_tensor *t = ddp_tanh(ddp_mul(ddp_mul(x, cubic), ddp_scalar_float(k)));
+    ddp_tensor *du = ddp_mul(ddp_add(ddp_mul(square, ddp_scalar_float(3 * c)), one), ddp_scalar_float(k));
+    ddp_tensor *bend = ddp_mul(ddp_mul(ddp_mul(x, half), ddp_sub(one, ddp_mul(t, t))), du);
+    out[0] = ddp__narrowed(ddp_mul(g, ddp_add(ddp_mul(ddp_add(t, one), half), bend)), v->in_meta[0].dtype);
+    return ddp__pending();
+}
+/* The exact slope is F(x) + x f(x), f the normal density and F its integral; its own slope (2 - x^2) f(x). */
+static int gelu_grad_vjp(ddp_vjp *v) {
+    if (((const ddp_gelu_grad_attrs *)v->attrs)->tanh) return ddp__vjp_by_chain(v, gelu_grad_chain);
+    ddp_tensor *gg = v->grad_out[0];
+    if (v->needs[0]) v->grad_in[0] = ddp_gelu_grad(gg, v->in[1], 0);
+    if (!v->needs[1]) return ddp__pending();
+    ddp_tensor *x = ddp__widened(v->in[1]), *square = ddp_mul(x, x);
+    ddp_tensor *density =
+        ddp_mul(ddp_exp(ddp_mul(square, ddp_scalar_float(-.5))), ddp_scalar_float(0.39894228040143267794));
+    ddp_tensor *d = ddp_mul(density, ddp_sub(ddp_scalar(2), square));
+    ddp_tensor *both = ddp_mul(ddp__widened(gg), ddp__widened(v->in[0]));
+    v->grad_in[1] = ddp__narrowed(ddp_mul(both, d), v->in_meta[1].dtype);
+    return ddp__pending();
+}
+static int silu_vjp(ddp_vjp *v) { /* g s (1 + x (1 - s)), s = sigmoid(x) */
+    ddp_tensor *g = ddp__widened(v->grad_out[0]), *x = ddp__widened(v->in[0]), *s = ddp_sigmoid(x),
+               *one = ddp_scalar(1);
+    ddp_tensor *slope = ddp_mul(s, ddp_add(ddp_mul(x, ddp_sub(one, s)), one));
+    v->grad_in[0] = ddp__narrowed(ddp_mul(g, slope), v->in_meta[0].dtype);
     return ddp__pending();
 }
 
@@ -217,3 +266,6 @@ const ddp_op_rules ddp__cast_rules = {.infer = cast_infer, .vjp = cast_vjp};
 const ddp_op_rules ddp__clone_rules = {.infer = clone_infer, .vjp = same_vjp};
 const ddp_op_rules ddp__copy__rules = {.infer = copy__infer, .vjp = copy__vjp};
 const ddp_op_rules ddp__fill__rules = {.infer = infer_unary, .vjp = fill__vjp};
+const ddp_op_rules ddp__gelu_rules = {.infer = infer_unary, .vjp = gelu_vjp, .saves = IN(0)};
+const ddp_op_rules ddp__gelu_grad_rules = {.infer = gelu_grad_infer, .vjp = gelu_grad_vjp, .saves = IN(0) | IN(1)};
+const ddp_op_rules ddp__silu_rules = {.infer = infer_unary, .vjp = silu_vjp, .saves = IN(0)};

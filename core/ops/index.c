@@ -110,9 +110,42 @@ static int gather_grad_vjp(ddp_vjp *v) {
     return ddp__pending();
 }
 
+/* ---- embedding: index_select of rows by ids of any shape ---- */
+
+static int embedding_infer(const ddp_call *c, ddp_meta *out) {
+    const ddp_meta *w = &c->in[0]->m, *ids = &c->in[1]->m;
+    int64_t size[DDP_MAX_DIM + 1];
+    int st;
+    if ((st = ddp__need_ndim(c, 0, 2)) < 0 || (st = ddp__need_dtype(c, 1, DDP_I64)) < 0) return st;
+    if ((st = check_ids(c, w->size[0])) < 0) return st;
+    memcpy(size, ids->size, sizeof ids->size);
+    size[ids->ndim] = w->size[1];
+    return ddp__out_shape(c, w->dtype, ids->ndim + 1, size, out);
+}
+static int embedding_vjp(ddp_vjp *v) {
+    if (v->needs[0]) v->grad_in[0] = ddp_embedding_grad(v->grad_out[0], v->in[1], v->in_meta[0].size[0]);
+    return ddp__pending();
+}
+static int embedding_grad_infer(const ddp_call *c, ddp_meta *out) {
+    const ddp_meta *g = &c->in[0]->m, *ids = &c->in[1]->m;
+    int64_t rows = ((const ddp_embedding_grad_attrs *)c->attrs)->rows;
+    int st = ddp__need_dtype(c, 1, DDP_I64);
+    if (st < 0 || (st = check_ids(c, rows)) < 0) return st;
+    bool fits = g->ndim == ids->ndim + 1;
+    for (int d = 0; fits && d < ids->ndim; d++) fits = g->size[d] == ids->size[d];
+    if (!fits) return ddp__op_fail(c, DDP_ESHAPE, "g is %s, ids %s", DDP_SHAPE_TEXT(g), DDP_SHAPE_TEXT(ids));
+    return ddp__out_shape(c, g->dtype, 2, (int64_t[]){rows, g->size[ids->ndim]}, out);
+}
+static int embedding_grad_vjp(ddp_vjp *v) {
+    if (v->needs[0]) v->grad_in[0] = ddp_embedding(v->grad_out[0], v->in[1]);
+    return ddp__pending();
+}
+
 #define IDS DDP_SAVE_IN(1)
 const ddp_op_rules ddp__index_select_rules = {.infer = index_select_infer, .vjp = index_select_vjp, .saves = IDS};
 const ddp_op_rules ddp__index_select_grad_rules = {
     .infer = index_select_grad_infer, .vjp = index_select_grad_vjp, .saves = IDS};
 const ddp_op_rules ddp__gather_rules = {.infer = gather_infer, .vjp = gather_vjp, .saves = IDS};
 const ddp_op_rules ddp__gather_grad_rules = {.infer = gather_grad_infer, .vjp = gather_grad_vjp, .saves = IDS};
+const ddp_op_rules ddp__embedding_rules = {.infer = embedding_infer, .vjp = embedding_vjp, .saves = IDS};
+const ddp_op_rules ddp__embedding_grad_rules = {.infer = embedding_grad_infer, .vjp = embedding_grad_vjp, .saves = IDS};

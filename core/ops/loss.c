@@ -25,8 +25,8 @@ static int check_labels(const ddp_call *c, const ddp_tensor *target, int64_t cla
 static int check(const ddp_call *c, const ddp_tensor *logits, const ddp_tensor *target,
                  const ddp_cross_entropy_attrs *a) {
     const ddp_meta *l = &logits->m, *t = &target->m;
-    if (l->dtype != DDP_F32 && l->dtype != DDP_F64)
-        return ddp__op_fail(c, DDP_EDTYPE, "logits are %s, expected f32 or f64", ddp_dtype_name(l->dtype));
+    if (!ddp__is_float(l->dtype))
+        return ddp__op_fail(c, DDP_EDTYPE, "logits are %s, expected a floating dtype", ddp_dtype_name(l->dtype));
     if (t->dtype != DDP_I64)
         return ddp__op_fail(c, DDP_EDTYPE, "target is %s, expected i64 class numbers", ddp_dtype_name(t->dtype));
     if (a->reduction < NONE || a->reduction > SUM)
@@ -69,11 +69,12 @@ static int cross_entropy_grad_infer(const ddp_call *c, ddp_meta *out) {
     return ddp__out_like(c, 1, c->in[1]->m.dtype, out);
 }
 
-/* dlogits = g (softmax(logits) - q) where not ignored, q = (1 - s) onehot + s/C; for the mean over the count of those. */
+/* dlogits = g (softmax(logits) - q) where not ignored, q = (1 - s) onehot + s/C; for the mean over the count of those.
+ * 16-bit logits and g go through f32. */
 static int cross_entropy_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
     const ddp_cross_entropy_grad_attrs *a = v->attrs;
-    const ddp_meta *l = &v->in_meta[1], *t = &v->in_meta[2];
-    int dtype = (int)l->dtype;
+    const ddp_meta *l = &v->in_meta[1];
+    int dtype = (int)ddp__wide(l->dtype);
     ddp_tensor *classes = ddp_arange(0, (double)l->size[1], 1, DDP_I64, DDP_CPU);
     int64_t shape[DDP_MAX_DIM], target_shape[DDP_MAX_DIM];
     for (int d = 0; d < l->ndim; d++) {
@@ -85,11 +86,11 @@ static int cross_entropy_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tenso
     ddp_tensor *q = ddp_add(ddp_mul(onehot, ddp_scalar_float(1 - a->label_smoothing)),
                             ddp_scalar_float(a->label_smoothing / (double)l->size[1]));
     ddp_tensor *kept = ddp_cast(ddp_ne(target, ddp_scalar((double)a->ignore_index)), dtype);
-    ddp_tensor *g = in[0];
+    ddp_tensor *g = ddp__widened(in[0]);
     if (a->reduction == NONE) g = ddp__reshape(g, l->ndim, target_shape);
     if (a->reduction == MEAN) g = ddp_div(g, ddp_sum(kept, -1, NULL, 0));
-    (void)t;
-    out[0] = ddp_mul(ddp_mul(ddp_sub(ddp_softmax(in[1], 1), q), kept), g);
+    ddp_tensor *d = ddp_sub(ddp_softmax(ddp__widened(in[1]), 1), q);
+    out[0] = ddp__narrowed(ddp_mul(ddp_mul(d, kept), g), l->dtype);
     return ddp__pending();
 }
 

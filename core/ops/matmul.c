@@ -7,8 +7,7 @@ static int matmul_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *a = &c->in[0]->m, *b = &c->in[1]->m;
     if (a->dtype != b->dtype)
         return ddp__op_fail(c, DDP_EDTYPE, "a is %s, b %s", ddp_dtype_name(a->dtype), ddp_dtype_name(b->dtype));
-    if (a->dtype == DDP_F16 || a->dtype == DDP_BF16 || a->dtype == DDP_BOOL)
-        return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(a->dtype));
+    if (a->dtype == DDP_BOOL) return ddp__op_fail(c, DDP_EDTYPE, "not defined for bool; cast to another dtype");
     if (a->ndim == 0 || b->ndim == 0)
         return ddp__op_fail(c, DDP_ESHAPE, "a is %s, b %s: at least 1 dim each", DDP_SHAPE_TEXT(a), DDP_SHAPE_TEXT(b));
     int64_t ka = a->size[a->ndim - 1], kb = b->ndim > 1 ? b->size[b->ndim - 2] : b->size[0];
@@ -74,8 +73,6 @@ static int linear_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[0]->m, *w = &c->in[1]->m, *b = c->in[2] ? &c->in[2]->m : NULL;
     int st;
     if ((st = ddp__need_float(c, 0)) < 0 || (st = ddp__need_ndim(c, 1, 2)) < 0) return st;
-    if (x->dtype != DDP_F32 && x->dtype != DDP_F64)
-        return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(x->dtype));
     if ((st = ddp__need_dtype(c, 1, x->dtype)) < 0 || (st = ddp__need_dtype(c, 2, x->dtype)) < 0) return st;
     if (x->ndim == 0 || x->size[x->ndim - 1] != w->size[1])
         return ddp__op_fail(c, DDP_ESHAPE, "w is %s, x %s: the last size of x must be %lld", DDP_SHAPE_TEXT(w),

@@ -12,6 +12,11 @@ DDP_LOCAL ddp_tensor *ddp__reshape(ddp_tensor *x, int ndim, const int64_t *size)
 /* Can m be seen as `size` (no -1 in it) without a copy? Then its strides, when asked for. */
 DDP_LOCAL bool ddp__view_fits(const ddp_meta *m, int ndim, const int64_t *size, int64_t *stride);
 
+/* x in the dtype that arithmetic on it is done in (f32 for 16-bit x): x itself where it has that. NULL gives NULL. */
+DDP_LOCAL ddp_tensor *ddp__widened(ddp_tensor *x);
+/* x in `dtype`: x itself where it has that. NULL gives NULL. */
+DDP_LOCAL ddp_tensor *ddp__narrowed(ddp_tensor *x, ddp_dtype dtype);
+
 /* The gradient of a fused op by re-running its unfused chain: for second gradients. `chain` computes the op's outputs
  * from inputs by simple ops (NULL entries: outputs without gradient). Reads v->in (all that chain reads must be saved). */
 typedef int (*ddp_chain_fn)(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out);

@@ -8,8 +8,9 @@ static int check_lists(const ddp_call *c, int n_lists, bool may_be_empty, ddp_me
     for (int i = 0; i < n; i++) {
         const ddp_meta *p = &c->in[i]->m;
         if (p->dtype != DDP_F32 && p->dtype != DDP_F64)
-            return ddp__op_fail(c, DDP_EDTYPE, "parameter %d is %s, expected f32 or f64", i + 1,
-                                ddp_dtype_name(p->dtype));
+            return ddp__op_fail(c, DDP_EDTYPE, "parameter %d is %s, expected f32 or f64%s", i + 1,
+                                ddp_dtype_name(p->dtype),
+                                ddp__is_half(p->dtype) ? "; keep parameters in f32 and compute under autocast" : "");
         for (int k = 1; k < n_lists; k++) {
             const ddp_tensor *t = c->in[k * n + i];
             if (may_be_empty && k == n_lists - 1 && t->numel == 0) continue;

@@ -1,14 +1,14 @@
 /* random.c -- random fills and dropout. What is drawn: kernels/random.h. */
 #include "ops.h"
 
-static int need_f32_f64(const ddp_call *c, int64_t dtype) {
-    if (dtype == DDP_F32 || dtype == DDP_F64) return 0;
-    return ddp__op_fail(c, DDP_EDTYPE, "draws f32 or f64, not %s", ddp_dtype_name((int)dtype));
+static int need_float(const ddp_call *c, int64_t dtype) {
+    if (dtype >= 0 && dtype < DDP_DTYPES && ddp__is_float((ddp_dtype)dtype)) return 0;
+    return ddp__op_fail(c, DDP_EDTYPE, "draws floating dtypes, not %s", ddp_dtype_name((int)dtype));
 }
 
 static int rand_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_rand_attrs *a = c->attrs;
-    int st = need_f32_f64(c, a->dtype);
+    int st = need_float(c, a->dtype);
     return st < 0 ? st : ddp__new_tensor(c, a->dtype, a->device, (int)(a->size.n < 0 ? 0 : a->size.n), a->size.v, out);
 }
 
@@ -25,7 +25,7 @@ static int randperm_infer(const ddp_call *c, ddp_meta *out) {
 }
 
 static int fill_infer(const ddp_call *c, ddp_meta *out) {
-    int st = need_f32_f64(c, c->in[0]->m.dtype);
+    int st = need_float(c, c->in[0]->m.dtype);
     *out = c->in[0]->m;
     return st;
 }
@@ -40,7 +40,7 @@ static int bernoulli_infer(const ddp_call *c, ddp_meta *out) {
 static int dropout_infer(const ddp_call *c, ddp_meta *out) {
     double p = ((const ddp_dropout_attrs *)c->attrs)->p;
     if (!(p >= 0 && p < 1)) return ddp__op_fail(c, DDP_EINVAL, "p is %g, expected 0 <= p < 1", p);
-    int st = need_f32_f64(c, c->in[0]->m.dtype);
+    int st = need_float(c, c->in[0]->m.dtype);
     if (st < 0 || (st = ddp__out_like(c, 0, c->in[0]->m.dtype, &out[0])) < 0) return st;
     return ddp__out_like(c, 0, DDP_BOOL, &out[1]);
 }

@@ -23,6 +23,11 @@ ddp_tensor *ddp__sum_to(ddp_tensor *g, const ddp_meta *m) {
     return s && s->m.ndim != m->ndim ? ddp__reshape(s, m->ndim, m->size) : s;
 }
 
+ddp_tensor *ddp__narrowed(ddp_tensor *x, ddp_dtype dtype) {
+    return !x || x->m.dtype == dtype ? x : ddp_cast(x, (int)dtype);
+}
+ddp_tensor *ddp__widened(ddp_tensor *x) { return x ? ddp__narrowed(x, ddp__wide(x->m.dtype)) : NULL; }
+
 int ddp__vjp_by_chain(ddp_vjp *v, ddp_chain_fn chain) {
     ddp_tensor *in[16] = {0}, *out[DDP_MAX_OUT] = {0}, *wanted[16], *grads[16] = {0}, *outs[DDP_MAX_OUT],
                *gouts[DDP_MAX_OUT];

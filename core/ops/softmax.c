@@ -5,23 +5,21 @@ static int softmax_infer(const ddp_call *c, ddp_meta *out) {
     ddp_dtype d = c->in[0]->m.dtype;
     int st = ddp__need_float(c, 0);
     if (st < 0) return st;
-    if (d != DDP_F32 && d != DDP_F64)
-        return ddp__op_fail(c, DDP_EDTYPE, "not defined for %s yet; cast to f32", ddp_dtype_name(d));
     if (ddp__wrap_dim(c, ((const ddp_softmax_attrs *)c->attrs)->dim, c->in[0]->m.ndim) < 0) return ddp__pending();
     return ddp__out_like(c, 0, d, out);
 }
 
 static int softmax_vjp(ddp_vjp *v) { /* y (g - sum(g y)) */
     const ddp_softmax_attrs *a = v->attrs;
-    ddp_tensor *gy = ddp_mul(v->grad_out[0], v->out[0]);
-    v->grad_in[0] = ddp_sub(gy, ddp_mul(v->out[0], ddp_sum(gy, 1, &a->dim, 1)));
+    ddp_tensor *y = ddp__widened(v->out[0]), *gy = ddp_mul(ddp__widened(v->grad_out[0]), y);
+    v->grad_in[0] = ddp__narrowed(ddp_sub(gy, ddp_mul(y, ddp_sum(gy, 1, &a->dim, 1))), v->in_meta[0].dtype);
     return ddp__pending();
 }
 
 static int log_softmax_vjp(ddp_vjp *v) { /* g - e^y sum(g) */
     const ddp_log_softmax_attrs *a = v->attrs;
-    ddp_tensor *g = v->grad_out[0];
-    v->grad_in[0] = ddp_sub(g, ddp_mul(ddp_exp(v->out[0]), ddp_sum(g, 1, &a->dim, 1)));
+    ddp_tensor *g = ddp__widened(v->grad_out[0]), *y = ddp__widened(v->out[0]);
+    v->grad_in[0] = ddp__narrowed(ddp_sub(g, ddp_mul(ddp_exp(y), ddp_sum(g, 1, &a->dim, 1))), v->in_meta[0].dtype);
     return ddp__pending();
 }
 

@@ -102,6 +102,9 @@ DDP_LOCAL const char *ddp__shape_text(int ndim, const int64_t *size, char *buf, 
 #define DDP_SHAPE_TEXT(m) ddp__shape_text((m)->ndim, (m)->size, (char[160]){0}, 160)
 
 static inline bool ddp__is_float(ddp_dtype d) { return d <= DDP_BF16; }
+static inline bool ddp__is_half(ddp_dtype d) { return d == DDP_F16 || d == DDP_BF16; } /* 16 bits wide */
+/* What sums and statistics of d are kept in, and what its arithmetic is done in. */
+static inline ddp_dtype ddp__wide(ddp_dtype d) { return ddp__is_half(d) ? DDP_F32 : d; }
 static inline bool ddp__is_int(ddp_dtype d) { return d >= DDP_I64 && d <= DDP_U8; }
 DDP_LOCAL extern const uint8_t ddp__dtype_bytes[DDP_DTYPES];
 

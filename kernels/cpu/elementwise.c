@@ -11,10 +11,12 @@
 VECTOR_1(expf, float)
 VECTOR_1(logf, float)
 VECTOR_1(tanhf, float)
+VECTOR_1(erff, float)
 VECTOR_2(powf, float)
 VECTOR_1(exp, double)
 VECTOR_1(log, double)
 VECTOR_1(tanh, double)
+VECTOR_1(erf, double)
 VECTOR_2(pow, double)
 
 /* ---- loops ---- */
@@ -50,11 +52,14 @@ VECTOR_2(pow, double)
 #define LOG logf
 #define SQRT sqrtf
 #define TANH tanhf
+#define ERF erff
 #define DDP_BINARY(op, expr) LOOP_2(op##_f32, float, float, expr)
 #define DDP_BINARY_FLOAT(op, expr) LOOP_2(op##_f32, float, float, expr)
 #define DDP_COMPARE(op, expr) LOOP_2(op##_f32, float, uint8_t, expr)
 #define DDP_UNARY(op, expr) LOOP_1(op##_f32, float, float, expr)
 #define DDP_UNARY_FLOAT(op, expr) LOOP_1(op##_f32, float, float, expr)
+#define DDP_VARIANT(op, expr) LOOP_1(op##_f32, float, float, expr)
+#define DDP_VARIANT_2(op, expr) LOOP_2(op##_f32, float, float, expr)
 #include "../elementwise.def"
 #undef T
 #undef POW
@@ -62,6 +67,7 @@ VECTOR_2(pow, double)
 #undef LOG
 #undef SQRT
 #undef TANH
+#undef ERF
 
 #define T double
 #define POW pow
@@ -69,11 +75,14 @@ VECTOR_2(pow, double)
 #define LOG log
 #define SQRT sqrt
 #define TANH tanh
+#define ERF erf
 #define DDP_BINARY(op, expr) LOOP_2(op##_f64, double, double, expr)
 #define DDP_BINARY_FLOAT(op, expr) LOOP_2(op##_f64, double, double, expr)
 #define DDP_COMPARE(op, expr) LOOP_2(op##_f64, double, uint8_t, expr)
 #define DDP_UNARY(op, expr) LOOP_1(op##_f64, double, double, expr)
 #define DDP_UNARY_FLOAT(op, expr) LOOP_1(op##_f64, double, double, expr)
+#define DDP_VARIANT(op, expr) LOOP_1(op##_f64, double, double, expr)
+#define DDP_VARIANT_2(op, expr) LOOP_2(op##_f64, double, double, expr)
 #include "../elementwise.def"
 #undef T
 
@@ -84,20 +93,18 @@ VECTOR_2(pow, double)
 
 /* ---- kernels ---- */
 
-static const char *reject_float(const ddp_call *c) {
-    ddp_dtype d = c->in[0]->m.dtype;
-    return d == DDP_F32 || d == DDP_F64 ? NULL : "f32 and f64 only";
-}
+static const char *reject_float(const ddp_call *c) { return ddp__is_float(c->in[0]->m.dtype) ? NULL : "floats only"; }
 static const char *reject_compare(const ddp_call *c) { return c->in[0]->m.dtype == DDP_I64 ? NULL : reject_float(c); }
 
 static int run_2(const ddp_call *c, cpu_loop f32, cpu_loop f64, cpu_loop i64) {
     ddp_tensor *t[3] = {c->out[0], c->in[0], c->in[1]};
-    cpu_map(3, t, c->in[0]->m.dtype == DDP_F32 ? f32 : c->in[0]->m.dtype == DDP_F64 ? f64 : i64, NULL);
+    ddp_dtype d = ddp__wide(c->in[0]->m.dtype);
+    cpu_map_f32(3, t, d == DDP_F32 ? f32 : d == DDP_F64 ? f64 : i64, NULL);
     return 0;
 }
 static int run_1(const ddp_call *c, cpu_loop f32, cpu_loop f64) {
     ddp_tensor *t[2] = {c->out[0], c->in[0]};
-    cpu_map(2, t, c->in[0]->m.dtype == DDP_F32 ? f32 : f64, NULL);
+    cpu_map_f32(2, t, c->in[0]->m.dtype == DDP_F64 ? f64 : f32, NULL);
     return 0;
 }
 
@@ -116,6 +123,17 @@ static int run_1(const ddp_call *c, cpu_loop f32, cpu_loop f64) {
 #define DDP_UNARY(op, expr) KERNEL_1(op)
 #define DDP_UNARY_FLOAT(op, expr) KERNEL_1(op)
 #include "../elementwise.def"
+
+static int run_gelu(const ddp_call *c) {
+    bool t = ((const ddp_gelu_attrs *)c->attrs)->tanh;
+    return run_1(c, t ? gelu_tanh_f32 : gelu_exact_f32, t ? gelu_tanh_f64 : gelu_exact_f64);
+}
+CPU_KERNEL(gelu, reject_float, run_gelu);
+static int run_gelu_grad(const ddp_call *c) {
+    bool t = ((const ddp_gelu_grad_attrs *)c->attrs)->tanh;
+    return run_2(c, t ? gelu_grad_tanh_f32 : gelu_grad_exact_f32, t ? gelu_grad_tanh_f64 : gelu_grad_exact_f64, NULL);
+}
+CPU_KERNEL(gelu_grad, reject_float, run_gelu_grad);
 
 /* ---- where, clamp ---- */
 
@@ -159,7 +177,7 @@ LOOP_CLAMP(clamp_f64, double)
 
 static int run_clamp(const ddp_call *c) {
     ddp_tensor *t[2] = {c->out[0], c->in[0]};
-    cpu_map(2, t, c->in[0]->m.dtype == DDP_F32 ? clamp_f32 : clamp_f64, c->attrs);
+    cpu_map_f32(2, t, c->in[0]->m.dtype == DDP_F64 ? clamp_f64 : clamp_f32, c->attrs);
     return 0;
 }
 CPU_KERNEL(clamp, reject_float, run_clamp);
@@ -171,17 +189,8 @@ static inline int64_t to_i64(double v) {
     if (!(v > -9223372036854775808.0)) return v == v ? INT64_MIN : 0;
     return v >= 9223372036854775808.0 ? INT64_MAX : (int64_t)v;
 }
-static inline uint16_t to_bf16(float f) { /* rounded to nearest even */
-    union {
-        float f;
-        uint32_t u;
-    } x = {f};
-    bool nan = (x.u & 0x7fffffff) > 0x7f800000u;
-    return (uint16_t)(nan ? (x.u >> 16) | 0x40 : (x.u + 0x7fff + ((x.u >> 16) & 1)) >> 16);
-}
 
 LOOP_1(f32_f64, float, double, x)
-LOOP_1(f32_bf16, float, uint16_t, to_bf16(x))
 LOOP_1(f32_i64, float, int64_t, to_i64(x))
 LOOP_1(f32_i32, float, int32_t, to_i64(x))
 LOOP_1(f32_u8, float, uint8_t, to_i64(x))
@@ -190,7 +199,6 @@ LOOP_1(f64_f32, double, float, x)
 LOOP_1(f64_i64, double, int64_t, to_i64(x))
 LOOP_1(f64_i32, double, int32_t, to_i64(x))
 LOOP_1(f64_bool, double, uint8_t, x != 0)
-LOOP_1(bf16_f32, uint16_t, float, ddp__bf16_to_f32(x))
 LOOP_1(i64_f32, int64_t, float, (double)x)
 LOOP_1(i64_f64, int64_t, double, x)
 LOOP_1(i64_i32, int64_t, int32_t, x)
@@ -202,14 +210,30 @@ LOOP_1(u8_f32, uint8_t, float, x)
 LOOP_1(u8_f64, uint8_t, double, x)
 LOOP_1(u8_i64, uint8_t, int64_t, x)
 
+#define LOOP_HALF(name, d)                                               \
+    static void f32_##name(const void *ctx, char *const *p, int64_t n) { \
+        (void)ctx;                                                       \
+        cpu_narrow(d, (const float *)(const void *)p[1], p[0], 0, n);    \
+    }                                                                    \
+    static void name##_f32(const void *ctx, char *const *p, int64_t n) { \
+        (void)ctx;                                                       \
+        cpu_widen(d, p[1], 0, (float *)(void *)p[0], n);                 \
+    }
+LOOP_HALF(f16, DDP_F16)
+LOOP_HALF(bf16, DDP_BF16)
+LOOP_1(f32_f32, float, float, x) /* between f16 and bf16 */
+
 static const cpu_loop casts[DDP_DTYPES][DDP_DTYPES] = {
-    [DDP_F32] = {[DDP_F64] = f32_f64,
+    [DDP_F32] = {[DDP_F32] = f32_f32,
+                 [DDP_F64] = f32_f64,
+                 [DDP_F16] = f32_f16,
                  [DDP_BF16] = f32_bf16,
                  [DDP_I64] = f32_i64,
                  [DDP_I32] = f32_i32,
                  [DDP_U8] = f32_u8,
                  [DDP_BOOL] = f32_bool},
     [DDP_F64] = {[DDP_F32] = f64_f32, [DDP_I64] = f64_i64, [DDP_I32] = f64_i32, [DDP_BOOL] = f64_bool},
+    [DDP_F16] = {[DDP_F32] = f16_f32},
     [DDP_BF16] = {[DDP_F32] = bf16_f32},
     [DDP_I64] = {[DDP_F32] = i64_f32, [DDP_F64] = i64_f64, [DDP_I32] = i64_i32, [DDP_BOOL] = i64_bool},
     [DDP_I32] = {[DDP_F32] = i32_f32, [DDP_F64] = i32_f64, [DDP_I64] = i32_i64},
@@ -219,13 +243,14 @@ static const cpu_loop casts[DDP_DTYPES][DDP_DTYPES] = {
 
 static const char *reject_cast(const ddp_call *c) {
     ddp_dtype to = c->out[0]->m.dtype, from = c->in[c->n_in - 1]->m.dtype;
-    return to == from || casts[from][to] ? NULL : "no loop for this pair of dtypes";
+    return to == from || casts[ddp__wide(from)][ddp__wide(to)] ? NULL : "no loop for this pair of dtypes";
 }
 static int run_cast(const ddp_call *c) {
     ddp_tensor *t[2] = {c->out[0], c->in[c->n_in - 1]};
-    cpu_loop loop = casts[t[1]->m.dtype][t[0]->m.dtype];
-    if (loop) cpu_map(2, t, loop, NULL);
-    else cpu_copy(t[0], t[1]);
+    ddp_dtype to = t[0]->m.dtype, from = t[1]->m.dtype;
+    if (to == from) cpu_copy(t[0], t[1]);
+    else if (casts[from][to]) cpu_map(2, t, casts[from][to], NULL);
+    else cpu_map_f32(2, t, casts[ddp__wide(from)][ddp__wide(to)], NULL); /* by way of f32 */
     return 0;
 }
 CPU_KERNEL(cast, reject_cast, run_cast);

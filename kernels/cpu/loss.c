@@ -1,22 +1,24 @@
-/* loss.c -- cross-entropy of row-major f32 logits [N, C]. */
+/* loss.c -- cross-entropy of row-major f32, f16 or bf16 logits [N, C]. */
 #include <math.h>
+#include <string.h>
 
 #include "../../core/mem/mem.h"
 #include "cpu.h"
 
 static const char *reject(const ddp_call *c) {
     const ddp_tensor *x = c->in[c->n_in - 2], *target = c->in[c->n_in - 1];
-    if (x->m.dtype != DDP_F32 || x->m.ndim != 2 || !ddp__meta_is_rowmajor(&x->m)) return "row-major f32 [N, C] only";
+    if (!cpu_f32_or_half(x) || !cpu_f32_or_half(c->in[0])) return "f32, f16 and bf16 only";
+    if (x->m.ndim != 2 || !ddp__meta_is_rowmajor(&x->m)) return "row-major [N, C] only";
     if (!ddp__meta_is_rowmajor(&target->m)) return "a strided target";
     return NULL;
 }
 
 static const int64_t *labels_of(const ddp_tensor *t) { return (const int64_t *)(const void *)ddp__ptr(t); }
 
-/* log of the sum of e^x over a row. */
-static double log_sum(const float *x, int64_t n) {
-    float top = cpu_row_max(x, n);
-    return (double)top + log(cpu_row_exp(x, top, NULL, n));
+/* log of the sum of e^x over the n elements from place i. */
+static double log_sum(ddp_dtype d, const void *x, int64_t i, int64_t n) {
+    float top = cpu_row_max(d, x, i, n);
+    return (double)top + log(cpu_row_exp(d, x, i, top, NULL, n));
 }
 
 static int64_t count_kept(const int64_t *label, int64_t n, int64_t ignore) {
@@ -26,22 +28,23 @@ static int64_t count_kept(const int64_t *label, int64_t n, int64_t ignore) {
 }
 
 /* A fixed number of rows at a time, so that the total does not depend on the threads. */
-enum { ROWS = 64 };
+enum { ROWS = 64, CHUNK = 4096 };
 
 /* The loss of rows [lo, hi); each goes into y where it is given. */
-static double row_losses(const ddp_call *c, int64_t lo, int64_t hi, float *y) {
+static double row_losses(const ddp_call *c, int64_t lo, int64_t hi, void *y) {
     const ddp_cross_entropy_attrs *a = c->attrs;
     const int64_t *label = labels_of(c->in[1]), C = c->in[0]->m.size[1];
+    const void *x = ddp__ptr(c->in[0]);
+    const ddp_dtype d = c->in[0]->m.dtype;
     double total = 0, s = a->label_smoothing;
     for (int64_t i = lo; i < hi; i++) {
-        const float *x = cpu_f32(c->in[0]) + i * C;
         double loss = 0;
         if (label[i] != a->ignore_index) {
-            double lse = log_sum(x, C), all = 0;
-            for (int64_t k = 0; s > 0 && k < C; k++) all += lse - x[k];
-            loss = (1 - s) * (lse - x[label[i]]) + (s > 0 ? s * all / (double)C : 0);
+            double lse = log_sum(d, x, i * C, C), all = 0;
+            for (int64_t k = 0; s > 0 && k < C; k++) all += lse - cpu_get(d, x, i * C + k);
+            loss = (1 - s) * (lse - cpu_get(d, x, i * C + label[i])) + (s > 0 ? s * all / (double)C : 0);
         }
-        if (y) y[i] = (float)loss;
+        if (y) cpu_put(d, y, i, (float)loss);
         total += loss;
     }
     return total;
@@ -50,7 +53,7 @@ static double row_losses(const ddp_call *c, int64_t lo, int64_t hi, float *y) {
 /* Groups [lo, hi) of ROWS rows; their sums go into part. */
 typedef struct losses {
     const ddp_call *c;
-    float *y;
+    void *y;
     double *part;
 } losses;
 
@@ -64,7 +67,7 @@ static void group_losses(const void *ctx, int64_t lo, int64_t hi) {
 static int run_cross_entropy(const ddp_call *c) {
     const ddp_cross_entropy_attrs *a = c->attrs;
     int64_t N = c->in[0]->m.size[0], groups = (N + ROWS - 1) / ROWS;
-    float *y = cpu_f32(c->out[0]);
+    char *y = ddp__ptr(c->out[0]);
     double few[64], total = 0;
     size_t bytes = (size_t)groups * sizeof(double);
     losses l = {c, a->reduction == 0 ? y : NULL, groups <= 64 ? few : ddp__mem_alloc(bytes)};
@@ -73,7 +76,7 @@ static int run_cross_entropy(const ddp_call *c) {
     for (int64_t g = 0; g < groups; g++) total += l.part[g];
     if (l.part != few) ddp__mem_free(l.part, bytes);
     if (a->reduction == 1) total /= (double)count_kept(labels_of(c->in[1]), N, a->ignore_index);
-    if (a->reduction != 0) *y = (float)total;
+    if (a->reduction != 0) cpu_put(c->in[0]->m.dtype, y, 0, (float)total);
     return 0;
 }
 CPU_KERNEL(cross_entropy, reject, run_cross_entropy);
@@ -81,22 +84,33 @@ CPU_KERNEL(cross_entropy, reject, run_cross_entropy);
 static void grad_rows(const void *ctx, int64_t lo, int64_t hi) {
     const ddp_call *c = ctx;
     const ddp_cross_entropy_grad_attrs *a = c->attrs;
-    const float *g = cpu_f32(c->in[0]), *x = cpu_f32(c->in[1]);
-    const int64_t *label = labels_of(c->in[2]), N = c->in[1]->m.size[0], C = c->in[1]->m.size[1],
-                  step = a->reduction == 0 ? c->in[0]->m.stride[0] : 0;
+    const ddp_tensor *g = c->in[0], *x = c->in[1];
+    const ddp_dtype dt = x->m.dtype;
+    const int64_t *label = labels_of(c->in[2]), N = x->m.size[0], C = x->m.size[1];
+    const int64_t g_step = a->reduction == 0 ? g->m.stride[0] : 0, step = dt == DDP_F32 ? C : CHUNK;
     const float s = (float)a->label_smoothing, spread = s / (float)C;
     const double scale = a->reduction == 1 ? 1 / (double)count_kept(label, N, a->ignore_index) : 1;
+    float buffer[CHUNK];
     for (int64_t i = lo; i < hi; i++) {
-        float *d = cpu_f32(c->out[0]) + i * C;
+        char *out = ddp__ptr(c->out[0]);
         if (label[i] == a->ignore_index) {
-            for (int64_t k = 0; k < C; k++) d[k] = 0;
+            memset(cpu_at(dt, out, i * C), 0, (size_t)C * ddp__dtype_bytes[dt]);
             continue;
         }
-        float f = (float)(scale * g[i * step]);
-        float part = (float)(1 / cpu_row_exp(x + i * C, cpu_row_max(x + i * C, C), d, C));
+        float f = (float)(scale * cpu_get(g->m.dtype, ddp__ptr(g), i * g_step)),
+              top = cpu_row_max(dt, ddp__ptr(x), i * C, C);
+        float *whole = dt == DDP_F32 ? cpu_f32(c->out[0]) + i * C : C <= CHUNK ? buffer : NULL; /* as in softmax.c */
+        float part = (float)(1 / cpu_row_exp(dt, ddp__ptr(x), i * C, top, whole, C));
+        for (int64_t k = 0; k < C; k += step) {
+            int64_t m = C - k < step ? C - k : step, at = label[i] - k;
+            float *d = cpu_target(dt, out, i * C + k, buffer);
+            if (!whole) cpu_row_exp(dt, ddp__ptr(x), i * C + k, top, d, m);
+            float own = at >= 0 && at < m ? f * (d[at] * part - spread - (1 - s)) : 0;
 #pragma omp simd
-        for (int64_t k = 0; k < C; k++) d[k] = f * (d[k] * part - spread);
-        d[label[i]] -= f * (1 - s);
+            for (int64_t j = 0; j < m; j++) d[j] = f * (d[j] * part - spread);
+            if (at >= 0 && at < m) d[at] = own;
+            cpu_narrow(dt, d, out, i * C + k, m);
+        }
     }
 }
 

@@ -23,8 +23,9 @@ typedef struct flat {
     int k;
     char *p[CPU_MAP_MAX];
     int bytes[CPU_MAP_MAX];
+    ddp_dtype half[CPU_MAP_MAX]; /* f16 or bf16 where the loop sees f32, else f32 */
     bool repeats[CPU_MAP_MAX];
-    bool any_repeats;
+    bool any_repeats, any_halves;
     int64_t period, n;
     cpu_loop loop;
     const void *ctx;
@@ -38,23 +39,38 @@ static void repeat(char *to, const char *from, int bytes, int64_t period, int64_
     for (; have < want; have *= 2) memcpy(to + have, to, have < want - have ? have : want - have);
 }
 
+typedef char buffers[CPU_MAP_MAX][CPU_CHUNK * 8 + 192] __attribute__((aligned(64))); /* not 4 KB apart */
+
+/* Operand i, n elements of it at p, as the loop wants it: as it lies, or widened into its buffer. */
+static char *seen(const flat *f, int i, char *p, char *buffer, int64_t n) {
+    if (f->half[i] == DDP_F32) return p;
+    if (i > 0) cpu_widen(f->half[i], p, 0, (float *)(void *)buffer, n);
+    return buffer;
+}
+
 static void flat_range(const flat *f, int64_t lo, int64_t hi, int64_t chunk) {
-    char buffer[CPU_MAP_MAX][CPU_CHUNK * 8] __attribute__((aligned(64)));
-    char *p[CPU_MAP_MAX];
+    buffers buffer;
+    char *p[CPU_MAP_MAX], *q[CPU_MAP_MAX];
     for (int i = 0; i < f->k; i++) {
-        p[i] = f->p[i] + lo * f->bytes[i];
+        p[i] = q[i] = f->p[i] + lo * f->bytes[i];
         if (!f->repeats[i]) continue;
-        repeat(buffer[i], f->p[i], f->bytes[i], f->period, hi - lo < chunk ? hi - lo : chunk);
-        p[i] = buffer[i];
+        char narrow[CPU_CHUNK * 2];
+        int64_t n = hi - lo < chunk ? hi - lo : chunk;
+        q[i] = f->half[i] == DDP_F32 ? buffer[i] : narrow;
+        repeat(q[i], f->p[i], f->bytes[i], f->period, n);
+        q[i] = seen(f, i, q[i], buffer[i], n);
     }
-    if (!f->any_repeats) { /* chunks are whole vectors: seen at once they give the same */
+    if (!f->any_repeats && !f->any_halves) { /* chunks are whole vectors: seen at once they give the same */
         f->loop(f->ctx, p, hi - lo);
         return;
     }
     for (int64_t at = lo; at < hi; at += chunk) {
-        f->loop(f->ctx, p, hi - at < chunk ? hi - at : chunk);
+        int64_t n = hi - at < chunk ? hi - at : chunk;
         for (int i = 0; i < f->k; i++)
-            if (!f->repeats[i]) p[i] += chunk * f->bytes[i];
+            if (!f->repeats[i]) q[i] = seen(f, i, p[i], buffer[i], n);
+        f->loop(f->ctx, q, n);
+        if (f->half[0] != DDP_F32) cpu_narrow(f->half[0], (const float *)(const void *)q[0], p[0], 0, n);
+        for (int i = 0; i < f->k; i++) p[i] += chunk * f->bytes[i];
     }
 }
 
@@ -67,7 +83,7 @@ static void flat_chunks(const void *ctx, int64_t lo, int64_t hi) {
 
 static void flat_run(const flat *f) {
     int64_t chunk = CPU_CHUNK / f->period * f->period;
-    if (!f->any_repeats && f->n < 65536) f->loop(f->ctx, f->p, f->n);
+    if (!f->any_repeats && !f->any_halves && f->n < 65536) f->loop(f->ctx, f->p, f->n);
     else cpu_share((f->n + chunk - 1) / chunk, f->n, flat_chunks, f);
 }
 
@@ -124,18 +140,22 @@ static void scatter(char *to, const char *from, int64_t s, int bytes, int64_t n)
 
 static void strided_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
     const flat *f = ctx;
-    char buffer[CPU_MAP_MAX][CPU_CHUNK * 8] __attribute__((aligned(64)));
+    buffers buffer, raw;
     char *q[CPU_MAP_MAX];
     for (int64_t at = 0; at < n; at += CPU_CHUNK) {
         int64_t m = n - at < CPU_CHUNK ? n - at : CPU_CHUNK;
+        char *to = p[0] + at * s[0] * f->bytes[0], *line = s[0] == 1 || m == 1 ? to : raw[0];
         for (int i = 0; i < f->k; i++) {
             q[i] = p[i] + at * s[i] * f->bytes[i];
-            if (s[i] == 1 || m == 1) continue;
-            if (i > 0) gather(buffer[i], q[i], s[i], f->bytes[i], m);
-            q[i] = buffer[i];
+            if (s[i] != 1 && m != 1) {
+                if (i > 0) gather(raw[i], q[i], s[i], f->bytes[i], m);
+                q[i] = raw[i];
+            }
+            q[i] = seen(f, i, q[i], buffer[i], m);
         }
         f->loop(f->ctx, q, m);
-        if (s[0] != 1 && m != 1) scatter(p[0] + at * s[0] * f->bytes[0], q[0], s[0], f->bytes[0], m);
+        if (f->half[0] != DDP_F32) cpu_narrow(f->half[0], (const float *)(const void *)q[0], line, 0, m);
+        if (line != to) scatter(to, line, s[0], f->bytes[0], m);
     }
 }
 
@@ -163,9 +183,14 @@ static void walk(const ddp_iter *it, ddp_run_fn fn, void *ctx) {
     else cpu_share(it->size[w.d], it->numel, walk_part, &w);
 }
 
-void cpu_map(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx) {
+static void map(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx, bool widen) {
     flat f = {.k = k, .n = t[0]->numel, .loop = loop, .ctx = ctx};
     if (f.n == 0) return;
+    for (int i = 0; i < k; i++) {
+        bool half = widen && ddp__is_half(t[i]->m.dtype);
+        f.half[i] = half ? t[i]->m.dtype : DDP_F32;
+        f.any_halves |= half;
+    }
     if (flat_fast(&f, t)) {
         flat_run(&f);
         return;
@@ -176,6 +201,9 @@ void cpu_map(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx) {
     if (flat_rows(&f, &it)) flat_run(&f);
     else walk(&it, strided_run, &f);
 }
+
+void cpu_map(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx) { map(k, t, loop, ctx, false); }
+void cpu_map_f32(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx) { map(k, t, loop, ctx, true); }
 
 /* ---- copies ---- */
 

@@ -1,7 +1,8 @@
-/* pool.c -- pooling of channels-last f32: windows are walked cell by cell, each cell a run of channels. */
+/* pool.c -- pooling of channels-last f32, f16 and bf16: windows are walked cell by cell, each cell a run of channels. */
 #include <math.h>
 #include <string.h>
 
+#include "../../core/mem/mem.h"
 #include "cpu.h"
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -50,24 +51,24 @@ static const char *reject(const ddp_call *c) {
     for (int i = 0; i < c->n_in; i++)
         if (!ddp__meta_is_channels_last(&c->in[i]->m)) return "not channels-last";
     if (!ddp__meta_is_channels_last(&c->out[0]->m)) return "a result that is not channels-last";
-    return c->in[0]->m.dtype == DDP_F32 && c->in[0]->numel && c->out[0]->numel ? NULL : "f32 that is not empty only";
+    if (!cpu_f32_or_half(c->in[0])) return "f32, f16 and bf16 only";
+    return c->in[0]->numel && c->out[0]->numel ? NULL : "an empty tensor";
 }
 
 /* ---- the largest ---- */
 
-enum { LANES = 256 };
+enum { LANES = 256, SCRATCH = 1 << 18 };
 
-/* One window, up to LANES channels: y and places. */
-static void max_window(const grid *g, window v, const float *x, int64_t lanes, float *y, int64_t *ids) {
-    float best[LANES];
+/* One window, up to LANES channels from place x on: places and the largest. */
+static void max_window(const grid *g, window v, ddp_dtype d, const void *p, int64_t x, int64_t lanes, float *best,
+                       int64_t *ids) {
+    float buffer[LANES];
     int32_t at[LANES];
-    for (int64_t k = 0; k < lanes; k++) {
-        best[k] = x[(v.h0 * g->W + v.w0) * g->C + k];
-        at[k] = (int32_t)(v.h0 * g->W + v.w0);
-    }
+    cpu_widen(d, p, x + (v.h0 * g->W + v.w0) * g->C, best, lanes);
+    for (int64_t k = 0; k < lanes; k++) at[k] = (int32_t)(v.h0 * g->W + v.w0);
     for (int64_t h = v.h0; h < v.h1; h++)
         for (int64_t w = v.w0; w < v.w1; w++) {
-            const float *cell = x + (h * g->W + w) * g->C;
+            const float *cell = cpu_source(d, p, x + (h * g->W + w) * g->C, buffer, lanes);
             const int32_t here = (int32_t)(h * g->W + w);
 #pragma omp simd
             for (int64_t k = 0; k < lanes; k++) {
@@ -76,7 +77,6 @@ static void max_window(const grid *g, window v, const float *x, int64_t lanes, f
                 at[k] = take ? here : at[k];
             }
         }
-    memcpy(y, best, (size_t)lanes * sizeof *y);
 #pragma omp simd
     for (int64_t k = 0; k < lanes; k++) ids[k] = at[k];
 }
@@ -89,67 +89,95 @@ static const char *reject_max(const ddp_call *c) {
 typedef struct job {
     const ddp_call *c;
     grid g;
+    float *images; /* of gradients: f32 of dx from image `first` on */
+    int64_t first;
 } job;
 
 /* Rows [lo, hi) of windows, of all images. */
 static void max_rows(const void *ctx, int64_t lo, int64_t hi) {
     const job *j = ctx;
     const grid *g = &j->g;
+    const ddp_dtype d = j->c->in[0]->m.dtype;
+    float best[LANES];
     for (int64_t r = lo; r < hi; r++) {
-        const float *image = cpu_f32(j->c->in[0]) + r / g->Ho * g->H * g->W * g->C;
+        int64_t image = r / g->Ho * g->H * g->W * g->C;
         for (int64_t wo = 0; wo < g->Wo; wo++) {
             window v = window_at(g, r % g->Ho, wo);
-            int64_t at = (r * g->Wo + wo) * g->C;
-            float *y = cpu_f32(j->c->out[0]) + at;
-            int64_t *ids = (int64_t *)(void *)ddp__ptr(j->c->out[1]) + at;
-            for (int64_t k = 0; k < g->C; k += LANES)
-                max_window(g, v, image + k, least(LANES, g->C - k), y + k, ids + k);
+            int64_t at = (r * g->Wo + wo) * g->C, *ids = (int64_t *)(void *)ddp__ptr(j->c->out[1]) + at;
+            for (int64_t k = 0; k < g->C; k += LANES) {
+                int64_t lanes = least(LANES, g->C - k);
+                max_window(g, v, d, ddp__ptr(j->c->in[0]), image + k, lanes, best, ids + k);
+                cpu_narrow(d, best, ddp__ptr(j->c->out[0]), at + k, lanes);
+            }
         }
     }
 }
 
 static int run_max_pool2d(const ddp_call *c) {
     const ddp_max_pool2d_attrs *a = c->attrs;
-    job j = {c, grid_of(&c->in[0]->m, &c->out[0]->m, a->kernel, a->stride, a->padding)};
+    job j = {c, grid_of(&c->in[0]->m, &c->out[0]->m, a->kernel, a->stride, a->padding), NULL, 0};
     cpu_share(j.g.N * j.g.Ho, c->in[0]->numel, max_rows, &j);
     return 0;
 }
 CPU_KERNEL(max_pool2d, reject_max, run_max_pool2d);
 
-/* Images [lo, hi). */
+/* body(j, lo, hi) over all images of dx, which it fills as f32: f32 where they lie, 16-bit ones, so that what is added up
+ * is rounded once, some at a time in scratch. A status. */
+static int each_image(job *j, cpu_body body) {
+    ddp_tensor *dx = j->c->out[0];
+    const int64_t N = j->g.N, image = j->g.H * j->g.W * j->g.C;
+    if (dx->m.dtype == DDP_F32) {
+        j->images = cpu_f32(dx);
+        cpu_share(N, dx->numel, body, j);
+        return 0;
+    }
+    int64_t group = least(N, SCRATCH / image + 8);
+    size_t bytes = (size_t)(group * image) * sizeof(float);
+    if (!(j->images = ddp__mem_alloc(bytes))) return ddp__pending();
+    for (j->first = 0; j->first < N; j->first += group) {
+        int64_t n = least(group, N - j->first);
+        cpu_share(n, n * image, body, j);
+    }
+    ddp__mem_free(j->images, bytes);
+    return 0;
+}
+
+/* Images first + [lo, hi). */
 static void max_grads(const void *ctx, int64_t lo, int64_t hi) {
     const job *j = ctx;
     const grid *g = &j->g;
-    const float *from = cpu_f32(j->c->in[0]);
+    const ddp_dtype d = j->c->in[0]->m.dtype;
     const int64_t *ids = (const int64_t *)(const void *)ddp__ptr(j->c->in[1]), area = g->H * g->W;
+    float buffer[LANES];
     for (int64_t n = lo; n < hi; n++) {
-        float *image = cpu_f32(j->c->out[0]) + n * area * g->C;
+        float *image = j->images + n * area * g->C;
         memset(image, 0, (size_t)(area * g->C) * sizeof *image);
-        for (int64_t i = 0; i < g->Ho * g->Wo; i++) {
-            int64_t at = (n * g->Ho * g->Wo + i) * g->C;
-            for (int64_t k = 0; k < g->C; k++)
-                if (ids[at + k] >= 0 && ids[at + k] < area) image[ids[at + k] * g->C + k] += from[at + k];
-        }
+        for (int64_t i = 0; i < g->Ho * g->Wo * g->C; i += g->C)
+            for (int64_t k = 0; k < g->C; k += LANES) {
+                int64_t lanes = least(LANES, g->C - k), at = (n + j->first) * g->Ho * g->Wo * g->C + i + k;
+                const float *from = cpu_source(d, ddp__ptr(j->c->in[0]), at, buffer, lanes);
+                for (int64_t l = 0; l < lanes; l++)
+                    if (ids[at + l] >= 0 && ids[at + l] < area) image[ids[at + l] * g->C + k + l] += from[l];
+            }
+        cpu_narrow(d, image, ddp__ptr(j->c->out[0]), (n + j->first) * area * g->C, area * g->C);
     }
 }
 
 static int run_max_pool2d_grad(const ddp_call *c) {
-    job j = {c, grid_of(&c->out[0]->m, &c->in[0]->m, NULL, NULL, NULL)};
-    cpu_share(j.g.N, c->out[0]->numel, max_grads, &j);
-    return 0;
+    job j = {c, grid_of(&c->out[0]->m, &c->in[0]->m, NULL, NULL, NULL), NULL, 0};
+    return each_image(&j, max_grads);
 }
 CPU_KERNEL(max_pool2d_grad, reject, run_max_pool2d_grad);
 
 /* ---- means ---- */
 
-/* The mean of a window, up to LANES channels. */
-static void mean_window(const grid *g, window v, const float *x, int64_t lanes, float *y) {
-    float line[LANES], sum[LANES] = {0};
+/* The mean of a window, up to LANES channels from place x on. */
+static void mean_window(const grid *g, window v, ddp_dtype d, const void *p, int64_t x, int64_t lanes, float *y) {
+    float line[LANES], sum[LANES] = {0}, buffer[LANES];
     for (int64_t h = v.h0; h < v.h1; h++) { /* line by line: large windows lose no digits */
-        const float *cell = x + (h * g->W + v.w0) * g->C;
-        memcpy(line, cell, (size_t)lanes * sizeof *line);
+        cpu_widen(d, p, x + (h * g->W + v.w0) * g->C, line, lanes);
         for (int64_t w = v.w0 + 1; w < v.w1; w++) {
-            cell += g->C;
+            const float *cell = cpu_source(d, p, x + (h * g->W + w) * g->C, buffer, lanes);
 #pragma omp simd
             for (int64_t k = 0; k < lanes; k++) line[k] += cell[k];
         }
@@ -163,45 +191,57 @@ static void mean_window(const grid *g, window v, const float *x, int64_t lanes, 
 static void mean_rows(const void *ctx, int64_t lo, int64_t hi) {
     const job *j = ctx;
     const grid *g = &j->g;
+    const ddp_dtype d = j->c->in[0]->m.dtype;
+    char *out = ddp__ptr(j->c->out[0]);
+    float buffer[LANES];
     for (int64_t r = lo; r < hi; r++) {
-        const float *image = cpu_f32(j->c->in[0]) + r / g->Ho * g->H * g->W * g->C;
-        float *y = cpu_f32(j->c->out[0]) + r * g->Wo * g->C;
-        for (int64_t wo = 0; wo < g->Wo; wo++, y += g->C)
-            for (int64_t k = 0; k < g->C; k += LANES)
-                mean_window(g, window_at(g, r % g->Ho, wo), image + k, least(LANES, g->C - k), y + k);
+        int64_t image = r / g->Ho * g->H * g->W * g->C, at = r * g->Wo * g->C;
+        for (int64_t wo = 0; wo < g->Wo; wo++, at += g->C)
+            for (int64_t k = 0; k < g->C; k += LANES) {
+                int64_t lanes = least(LANES, g->C - k);
+                float *y = cpu_target(d, out, at + k, buffer);
+                mean_window(g, window_at(g, r % g->Ho, wo), d, ddp__ptr(j->c->in[0]), image + k, lanes, y);
+                cpu_narrow(d, y, out, at + k, lanes);
+            }
     }
 }
 
 static int averages(const ddp_call *c, grid g) {
-    job j = {c, g};
+    job j = {c, g, NULL, 0};
     cpu_share(g.N * g.Ho, c->in[0]->numel, mean_rows, &j);
     return 0;
 }
 
-/* Images [lo, hi). */
+/* Images first + [lo, hi). */
 static void spread_images(const void *ctx, int64_t lo, int64_t hi) {
     const job *j = ctx;
     const grid *g = &j->g;
+    const ddp_dtype d = j->c->in[0]->m.dtype;
+    float buffer[LANES];
     for (int64_t n = lo; n < hi; n++) {
-        float *image = cpu_f32(j->c->out[0]) + n * g->H * g->W * g->C;
-        const float *from = cpu_f32(j->c->in[0]) + n * g->Ho * g->Wo * g->C;
+        float *image = j->images + n * g->H * g->W * g->C;
+        int64_t at = (n + j->first) * g->Ho * g->Wo * g->C;
         memset(image, 0, (size_t)(g->H * g->W * g->C) * sizeof *image);
-        for (int64_t i = 0; i < g->Ho * g->Wo; i++, from += g->C) {
+        for (int64_t i = 0; i < g->Ho * g->Wo; i++, at += g->C) {
             window v = window_at(g, i / g->Wo, i % g->Wo);
-            for (int64_t h = v.h0; h < v.h1; h++)
-                for (int64_t w = v.w0; w < v.w1; w++) {
-                    float *cell = image + (h * g->W + w) * g->C;
+            for (int64_t k = 0; k < g->C; k += LANES) {
+                int64_t lanes = least(LANES, g->C - k);
+                const float *from = cpu_source(d, ddp__ptr(j->c->in[0]), at + k, buffer, lanes);
+                for (int64_t h = v.h0; h < v.h1; h++)
+                    for (int64_t w = v.w0; w < v.w1; w++) {
+                        float *cell = image + (h * g->W + w) * g->C + k;
 #pragma omp simd
-                    for (int64_t k = 0; k < g->C; k++) cell[k] += from[k] / v.divisor;
-                }
+                        for (int64_t l = 0; l < lanes; l++) cell[l] += from[l] / v.divisor;
+                    }
+            }
         }
+        cpu_narrow(d, image, ddp__ptr(j->c->out[0]), (n + j->first) * g->H * g->W * g->C, g->H * g->W * g->C);
     }
 }
 
 static int spread(const ddp_call *c, grid g) {
-    job j = {c, g};
-    cpu_share(g.N, c->out[0]->numel, spread_images, &j);
-    return 0;
+    job j = {c, g, NULL, 0};
+    return each_image(&j, spread_images);
 }
 
 static int run_avg_pool2d(const ddp_call *c) {

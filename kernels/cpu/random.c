@@ -1,4 +1,4 @@
-/* random.c -- f32 draws in row-major order: the words of random.h, many blocks side by side, shaped by vector
+/* random.c -- draws of f32, f16 and bf16 in row-major order: the words of random.h, many blocks side by side, shaped by vector
  * functions. */
 #include "../random.h"
 
@@ -42,10 +42,14 @@ static void words(ddp_rng rng, int64_t first, uint32_t *w) {
     }
 }
 
-static void units(const uint32_t *w, float *u) {
+/* The first `bits` bits, at most 24, of each word as a number in [0, 1). */
+static void units(const uint32_t *w, int bits, float *u) {
+    const float scale = 1 / (float)(1 << bits);
 #pragma omp simd
-    for (int i = 0; i < CHUNK; i++) u[i] = (float)(int32_t)(w[i] >> 8) * 0x1p-24f;
+    for (int i = 0; i < CHUNK; i++) u[i] = (float)(int32_t)(w[i] >> (32 - bits)) * scale;
 }
+/* As many as a dtype holds: ddp__unit_in. */
+static int bits_of(ddp_dtype d) { return d == DDP_BF16 ? 8 : d == DDP_F16 ? 11 : 24; }
 
 /* Sine and cosine in loops of their own: together the compiler makes one scalar call of them. */
 static void normals(const float *u, float *v) {
@@ -64,7 +68,8 @@ static void normals(const float *u, float *v) {
 /* ---- fills ---- */
 
 static const char *reject(const ddp_call *c) {
-    return c->out[0]->m.dtype == DDP_F32 && ddp__meta_is_rowmajor(&c->out[0]->m) ? NULL : "row-major f32 only";
+    return cpu_f32_or_half(c->out[0]) && ddp__meta_is_rowmajor(&c->out[0]->m) ? NULL
+                                                                              : "row-major f32, f16 and bf16 only";
 }
 
 typedef struct draws {
@@ -77,17 +82,20 @@ typedef struct draws {
 /* Chunks [lo, hi) of CHUNK elements. */
 static void fill_chunks(const void *ctx, int64_t lo, int64_t hi) {
     const draws *d = ctx;
+    const ddp_dtype dt = d->c->out[0]->m.dtype;
+    char *out = ddp__ptr(d->c->out[0]);
     int64_t numel = d->c->out[0]->numel;
     for (int64_t at = lo * CHUNK; at < hi * CHUNK; at += CHUNK) {
         uint32_t w[CHUNK];
-        float u[CHUNK], v[CHUNK], *y = cpu_f32(d->c->out[0]) + at;
+        float u[CHUNK], v[CHUNK], buffer[CHUNK], *y = cpu_target(dt, out, at, buffer);
         int64_t n = numel - at < CHUNK ? numel - at : CHUNK;
         words(d->c->rng, at / 4, w);
-        units(w, u);
+        units(w, d->normal ? 24 : bits_of(dt), u);
         if (d->normal) normals(u, v);
         const float *from = d->normal ? v : u;
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) y[i] = (float)(from[i] * d->scale + d->shift);
+        cpu_narrow(dt, y, out, at, n);
     }
 }
 
@@ -123,14 +131,17 @@ static uint32_t limit(double p) { return (uint32_t)ceil(p * 0x1p24); }
 
 static void bernoulli_chunks(const void *ctx, int64_t lo, int64_t hi) {
     const draws *d = ctx;
+    const ddp_dtype dt = d->c->out[0]->m.dtype;
+    char *out = ddp__ptr(d->c->out[0]);
     int64_t numel = d->c->out[0]->numel;
     for (int64_t at = lo * CHUNK; at < hi * CHUNK; at += CHUNK) {
         uint32_t w[CHUNK];
-        float *y = cpu_f32(d->c->out[0]) + at;
+        float buffer[CHUNK], *y = cpu_target(dt, out, at, buffer);
         int64_t n = numel - at < CHUNK ? numel - at : CHUNK;
         words(d->c->rng, at / 4, w);
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) y[i] = w[i] >> 8 < d->below ? 1.0f : 0.0f;
+        cpu_narrow(dt, y, out, at, n);
     }
 }
 
@@ -143,13 +154,16 @@ CPU_KERNEL(bernoulli_, reject, run_bernoulli_);
 static void dropout_chunks(const void *ctx, int64_t lo, int64_t hi) {
     const draws *d = ctx;
     const float scale = (float)d->scale;
+    const ddp_dtype dt = d->c->out[0]->m.dtype;
+    char *in = ddp__ptr(d->c->in[0]), *out = ddp__ptr(d->c->out[0]);
     int64_t numel = d->c->out[0]->numel;
     for (int64_t at = lo * CHUNK; at < hi * CHUNK; at += CHUNK) {
         uint32_t w[CHUNK];
-        const float *x = cpu_f32(d->c->in[0]) + at;
-        float *y = cpu_f32(d->c->out[0]) + at;
+        float from[CHUNK], to[CHUNK];
         uint8_t *mask = (uint8_t *)ddp__ptr(d->c->out[1]) + at;
         int64_t n = numel - at < CHUNK ? numel - at : CHUNK;
+        const float *x = cpu_source(dt, in, at, from, n);
+        float *y = cpu_target(dt, out, at, to);
         words(d->c->rng, at / 4, w);
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
@@ -158,6 +172,7 @@ static void dropout_chunks(const void *ctx, int64_t lo, int64_t hi) {
             y[i] = keep ? v : 0.0f;
             mask[i] = keep;
         }
+        cpu_narrow(dt, y, out, at, n);
     }
 }
 
@@ -166,6 +181,6 @@ static int run_dropout(const ddp_call *c) {
     return each_chunk(c, dropout_chunks, &(draws){c, false, 1 / (1 - p), 0, limit(p)});
 }
 static const char *reject_dropout(const ddp_call *c) { /* drawn by logical position */
-    return c->in[0]->m.dtype == DDP_F32 && ddp__meta_is_rowmajor(&c->in[0]->m) ? NULL : "row-major f32 only";
+    return cpu_f32_or_half(c->in[0]) && ddp__meta_is_rowmajor(&c->in[0]->m) ? NULL : "row-major f32, f16 and bf16 only";
 }
 CPU_KERNEL(dropout, reject_dropout, run_dropout);

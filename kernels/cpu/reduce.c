@@ -1,4 +1,4 @@
-/* reduce.c -- f32 sums and means of any layout. Along the side that lies together in memory the loops are vectors:
+/* reduce.c -- sums and means of f32, f16 and bf16 of any layout. Along the side that lies together in memory the loops are vectors:
  * lines that become one number, or rows that are added up. Added in f32 over short blocks, then in double; in parts
  * whose number does not depend on the threads. */
 #include <string.h>
@@ -15,6 +15,10 @@ typedef struct side {
     int64_t count;
 } side;
 typedef struct plan {
+    ddp_dtype d; /* of x and y; places in both are counted in elements */
+    const void *x;
+    void *y;
+    double scale;
     side kept, gone;
 } plan;
 
@@ -54,6 +58,9 @@ static void make_plan(const ddp_call *c, plan *p) {
     for (int d = 0; d < x->ndim; d++) gone[d] = a->dim.n <= 0;
     for (int64_t i = 0; i < a->dim.n && x->ndim; i++)
         gone[a->dim.v[i] < 0 ? a->dim.v[i] + x->ndim : a->dim.v[i]] = true;
+    p->d = x->dtype;
+    p->x = ddp__ptr(c->in[0]);
+    p->y = ddp__ptr(c->out[0]);
     p->kept.n = p->gone.n = 0;
     p->kept.count = p->gone.count = 1;
     for (int d = x->ndim - 1; d >= 0; d--) {
@@ -67,7 +74,7 @@ static void make_plan(const ddp_call *c, plan *p) {
 _Static_assert(sizeof(ddp_sum_attrs) == sizeof(ddp_mean_attrs), "mean has the attributes of sum");
 
 static const char *reject(const ddp_call *c) {
-    return c->in[0]->m.dtype == DDP_F32 && c->in[0]->numel > 0 ? NULL : "f32 that is not empty only";
+    return cpu_f32_or_half(c->in[0]) && c->in[0]->numel > 0 ? NULL : "f32, f16 or bf16 that is not empty only";
 }
 
 /* Offsets of the i-th of the dims from `first` on. */
@@ -85,92 +92,92 @@ static int64_t place(const side *s, int first, int64_t i, int64_t *out) {
 
 /* ---- lines: the dims that go lie together ---- */
 
-/* Lines [lo, hi) of one result. */
-static double add_lines(const float *x, const side *gone, int64_t lo, int64_t hi) {
+/* Lines [lo, hi) of one result, which begins at place `from`. */
+static double add_lines(const plan *p, int64_t from, int64_t lo, int64_t hi) {
+    const side *gone = &p->gone;
     int64_t none, n = gone->n ? gone->size[0] : 1, stride = gone->n ? gone->in[0] : 1;
     double s = 0;
-    for (int64_t l = lo; l < hi; l++) s += cpu_row_sum(x + place(gone, 1, l, &none), stride, n);
+    for (int64_t l = lo; l < hi; l++) s += cpu_row_sum(p->d, p->x, from + place(gone, 1, l, &none), stride, n);
     return s;
 }
 
 /* One result of very many elements in one line: in parts. */
-static double add_long_line(const float *x, int64_t stride, int64_t n) {
+static double add_long_line(const plan *p, int64_t from, int64_t stride, int64_t n) {
     double part[PARTS], total = 0;
     int threads = cpu_threads(n);
     int64_t step = (n + PARTS - 1) / PARTS;
     step = (step + 1023) & ~(int64_t)1023;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int p = 0; p < PARTS; p++) {
-        int64_t lo = p * step, hi = lo + step < n ? lo + step : n;
-        part[p] = lo < hi ? cpu_row_sum(x + lo * stride, stride, hi - lo) : 0;
+    for (int k = 0; k < PARTS; k++) {
+        int64_t lo = k * step, hi = lo + step < n ? lo + step : n;
+        part[k] = lo < hi ? cpu_row_sum(p->d, p->x, from + lo * stride, stride, hi - lo) : 0;
     }
-    for (int p = 0; p < PARTS; p++) total += part[p];
+    for (int k = 0; k < PARTS; k++) total += part[k];
     return total;
 }
 
-static void by_lines(const plan *p, const float *x, float *y, double scale) {
+/* Results [lo, hi) by lines. */
+static void line_results(const void *ctx, int64_t lo, int64_t hi) {
+    const plan *p = ctx;
     int64_t out, n = p->gone.n ? p->gone.size[0] : 1, lines = p->gone.count / n;
-    if (lines == 1 && n >= BIG) {
-        for (int64_t k = 0; k < p->kept.count; k++) {
-            int64_t at = place(&p->kept, 0, k, &out);
-            y[out] = (float)(add_long_line(x + at, p->gone.in[0], n) * scale);
-        }
-        return;
+    for (int64_t k = lo; k < hi; k++) {
+        int64_t from = place(&p->kept, 0, k, &out);
+        double sum = lines == 1 && n >= BIG ? add_long_line(p, from, p->gone.in[0], n) : add_lines(p, from, 0, lines);
+        cpu_put(p->d, p->y, out, (float)(sum * p->scale));
     }
-    int threads = p->kept.count > 1 ? cpu_threads(p->kept.count * p->gone.count) : 1;
-    if (threads <= 1) {
-        for (int64_t k = 0; k < p->kept.count; k++) {
-            int64_t at = place(&p->kept, 0, k, &out);
-            y[out] = (float)(add_lines(x + at, &p->gone, 0, lines) * scale);
-        }
-        return;
-    }
-#pragma omp parallel for schedule(static) num_threads(threads) private(out)
-    for (int64_t k = 0; k < p->kept.count; k++) {
-        int64_t at = place(&p->kept, 0, k, &out);
-        y[out] = (float)(add_lines(x + at, &p->gone, 0, lines) * scale);
-    }
+}
+
+static void by_lines(const plan *p) {
+    bool long_line = p->gone.n == 1 && p->gone.count >= BIG;
+    if (p->kept.count == 1 || long_line) line_results(p, 0, p->kept.count);
+    else cpu_share(p->kept.count, p->kept.count * p->gone.count, line_results, p);
 }
 
 /* ---- rows: the dims that stay lie together ---- */
 
-/* block[0..V vectors) = the sum of `rows` rows. */
-static inline __attribute__((always_inline)) void add_span(const float *x, int64_t stride, int64_t rows, int V,
-                                                           float *block) {
+/* block[0..V vectors) = the sum of `rows` rows from place `from`. */
+CPU_INLINE void add_span(ddp_dtype d, const void *x, int64_t from, int64_t stride, int64_t rows, int V, float *block) {
     cpu_vec s[4];
     for (int v = 0; v < V; v++) s[v] = (cpu_vec){0};
-    for (int64_t r = 0; r < rows; r++, x += stride)
-        for (int v = 0; v < V; v++) s[v] += *(const cpu_vec *)(const void *)(x + v * CPU_W);
-    for (int v = 0; v < V; v++) *(cpu_vec *)(void *)(block + v * CPU_W) = s[v];
+    for (int64_t r = 0; r < rows; r++, from += stride)
+        for (int v = 0; v < V; v++) s[v] += cpu_load(d, x, from + v * CPU_W);
+    for (int v = 0; v < V; v++) cpu_store(DDP_F32, block, v * CPU_W, s[v]);
 }
 
-static void add_block(const float *x, int64_t stride, int64_t rows, int64_t n, float *block) {
+CPU_INLINE void add_block_of(ddp_dtype d, const void *x, int64_t from, int64_t stride, int64_t rows, int64_t n,
+                             float *block) {
     int64_t k = 0;
-    for (; k + 4 * CPU_W <= n; k += 4 * CPU_W) add_span(x + k, stride, rows, 4, block + k);
-    for (; k + CPU_W <= n; k += CPU_W) add_span(x + k, stride, rows, 1, block + k);
+    for (; k + 4 * CPU_W <= n; k += 4 * CPU_W) add_span(d, x, from + k, stride, rows, 4, block + k);
+    for (; k + CPU_W <= n; k += CPU_W) add_span(d, x, from + k, stride, rows, 1, block + k);
     if (k == n) return;
     for (int64_t j = k; j < n; j++) block[j] = 0;
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = k; j < n; j++) block[j] += x[r * stride + j];
+        for (int64_t j = k; j < n; j++) block[j] += cpu_get(d, x, from + r * stride + j);
+}
+static void add_block(const plan *p, int64_t from, int64_t rows, int64_t n, float *block) {
+    int64_t stride = p->gone.in[0];
+    if (p->d == DDP_BF16) add_block_of(DDP_BF16, p->x, from, stride, rows, n, block);
+    else if (p->d == DDP_F16) add_block_of(DDP_F16, p->x, from, stride, rows, n, block);
+    else add_block_of(DDP_F32, p->x, from, stride, rows, n, block);
 }
 
 /* total[0..n) += rows [lo, hi), n <= WIDTH; rows of the innermost dim that goes are evenly apart. */
-static void add_rows(const float *x, const side *gone, int64_t n, int64_t lo, int64_t hi, double *total) {
+static void add_rows(const plan *p, int64_t from, int64_t n, int64_t lo, int64_t hi, double *total) {
     float block[WIDTH];
-    int64_t none, even = gone->size[0];
+    int64_t none, even = p->gone.size[0];
     for (int64_t at = lo; at < hi;) {
         int64_t m = even - at % even;
         if (m > BLOCK) m = BLOCK;
         if (m > hi - at) m = hi - at;
-        add_block(x + place(gone, 0, at, &none), gone->in[0], m, n, block);
+        add_block(p, from + place(&p->gone, 0, at, &none), m, n, block);
 #pragma omp simd
         for (int64_t k = 0; k < n; k++) total[k] += block[k];
         at += m;
     }
 }
 
-/* n neighbours kept, all rows; cut into PARTS where there are many. */
-static int row_results(const plan *p, const float *x, int64_t n, float *y, double scale) {
+/* n neighbours kept from place `from` on, into places `to`, ...; all rows, cut into PARTS where there are many. */
+static int row_results(const plan *p, int64_t from, int64_t n, int64_t to) {
     int64_t rows = p->gone.count, out = p->kept.out[0];
     int threads = cpu_threads(rows * n), parts = rows * n < BIG ? 1 : PARTS;
     double one[WIDTH];
@@ -178,25 +185,25 @@ static int row_results(const plan *p, const float *x, int64_t n, float *y, doubl
     double *part = parts == 1 ? one : ddp__mem_alloc(bytes);
     if (!part) return ddp__pending();
     memset(part, 0, parts == 1 ? sizeof(double) * (size_t)n : bytes);
-    if (parts == 1) add_rows(x, &p->gone, n, 0, rows, part);
+    if (parts == 1) add_rows(p, from, n, 0, rows, part);
     else {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
         for (int i = 0; i < PARTS; i++)
-            add_rows(x, &p->gone, n, rows * i / PARTS, rows * (i + 1) / PARTS, part + (size_t)i * WIDTH);
+            add_rows(p, from, n, rows * i / PARTS, rows * (i + 1) / PARTS, part + (size_t)i * WIDTH);
     }
     for (int i = 1; i < parts; i++)
         for (int64_t k = 0; k < n; k++) part[k] += part[(size_t)i * WIDTH + (size_t)k];
-    for (int64_t k = 0; k < n; k++) y[k * out] = (float)(part[k] * scale);
+    for (int64_t k = 0; k < n; k++) cpu_put(p->d, p->y, to + k * out, (float)(part[k] * p->scale));
     if (part != one) ddp__mem_free(part, bytes);
     return 0;
 }
 
-static int by_rows(const plan *p, const float *x, float *y, double scale) {
+static int by_rows(const plan *p) {
     int64_t n = p->kept.size[0], others = p->kept.count / n, out;
     for (int64_t o = 0; o < others; o++) {
-        int64_t at = place(&p->kept, 1, o, &out);
+        int64_t from = place(&p->kept, 1, o, &out);
         for (int64_t k = 0; k < n; k += WIDTH) {
-            int st = row_results(p, x + at + k, n - k < WIDTH ? n - k : WIDTH, y + out + k * p->kept.out[0], scale);
+            int st = row_results(p, from + k, n - k < WIDTH ? n - k : WIDTH, out + k * p->kept.out[0]);
             if (st < 0) return st;
         }
     }
@@ -206,11 +213,9 @@ static int by_rows(const plan *p, const float *x, float *y, double scale) {
 static int reduce(const ddp_call *c, bool mean) {
     plan p;
     make_plan(c, &p);
-    const float *x = cpu_f32(c->in[0]);
-    float *y = cpu_f32(c->out[0]);
-    double scale = mean ? 1 / (double)p.gone.count : 1;
-    if (p.kept.n && p.kept.in[0] == 1 && p.gone.count > 1) return by_rows(&p, x, y, scale);
-    by_lines(&p, x, y, scale);
+    p.scale = mean ? 1 / (double)p.gone.count : 1;
+    if (p.kept.n && p.kept.in[0] == 1 && p.gone.count > 1) return by_rows(&p);
+    by_lines(&p);
     return 0;
 }
 

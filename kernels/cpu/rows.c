@@ -1,4 +1,4 @@
-/* rows.c -- what softmax, losses and sums do along a row of floats. Whole vectors all through: the last, short one is
+/* rows.c -- what softmax, losses and sums do along a row, 16-bit ones widened block by block. Whole vectors all through: the last, short one is
  * filled up in a buffer. Long sums are added in f32 over blocks, in double over those. */
 #include <math.h>
 #include <string.h>
@@ -20,11 +20,21 @@ static float max_of(const float *x, int64_t n) {
     return nan > 0 ? NAN : top;
 }
 
-float cpu_row_max(const float *x, int64_t n) {
-    if (n > WIDE) return max_of(x, n);
-    float top = -INFINITY;
-    for (int64_t i = 0; i < n; i++)
-        if (x[i] > top || x[i] != x[i]) top = x[i]; /* NaN stays: nothing is larger */
+float cpu_row_max(ddp_dtype d, const void *x, int64_t i, int64_t n) {
+    float top = -INFINITY, buffer[BLOCK];
+    if (n <= WIDE) {
+        for (int64_t k = 0; k < n; k++) {
+            float v = cpu_get(d, x, i + k);
+            if (v > top || v != v) top = v; /* NaN stays: nothing is larger */
+        }
+        return top;
+    }
+    if (d == DDP_F32) return max_of((const float *)x + i, n);
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int64_t m = n - at < BLOCK ? n - at : BLOCK;
+        float v = max_of(cpu_source(d, x, i + at, buffer, m), m);
+        if (v > top || v != v) top = v;
+    }
     return top;
 }
 
@@ -40,34 +50,38 @@ static float exp_block(const float *x, float shift, float *y, int64_t n) {
     return s;
 }
 
-double cpu_row_exp(const float *x, float shift, float *y, int64_t n) {
-    float buffer[BLOCK];
+double cpu_row_exp(ddp_dtype d, const void *x, int64_t i, float shift, float *y, int64_t n) {
+    float buffer[BLOCK], wide[BLOCK];
     double sum = 0;
     int64_t whole = n & ~(int64_t)(WIDE - 1);
-    for (int64_t at = 0; at < whole; at += BLOCK)
-        sum += exp_block(x + at, shift, y ? y + at : buffer, whole - at < BLOCK ? whole - at : BLOCK);
+    for (int64_t at = 0; at < whole; at += BLOCK) {
+        int64_t m = whole - at < BLOCK ? whole - at : BLOCK;
+        sum += exp_block(cpu_source(d, x, i + at, wide, m), shift, y ? y + at : buffer, m);
+    }
     if (whole == n) return sum;
-    for (int i = 0; i < WIDE; i++) buffer[i] = -INFINITY;
-    for (int i = 0; i < n - whole; i++) buffer[i] = x[whole + i];
+    for (int k = 0; k < WIDE; k++) buffer[k] = -INFINITY;
+    for (int k = 0; k < n - whole; k++) buffer[k] = cpu_get(d, x, i + whole + k);
     exp_block(buffer, shift, buffer, WIDE);
-    for (int i = 0; i < n - whole; i++) {
-        sum += buffer[i];
-        if (y) y[whole + i] = buffer[i];
+    for (int k = 0; k < n - whole; k++) {
+        sum += buffer[k];
+        if (y) y[whole + k] = buffer[k];
     }
     return sum;
 }
 
-double cpu_row_sum(const float *x, int64_t stride, int64_t n) {
+double cpu_row_sum(ddp_dtype d, const void *x, int64_t i, int64_t stride, int64_t n) {
+    float buffer[BLOCK];
     double sum = 0;
     for (int64_t at = 0; at < n; at += BLOCK) {
         int64_t m = n - at < BLOCK ? n - at : BLOCK;
-        float s = 0;
         if (stride == 1) {
+            const float *line = cpu_source(d, x, i + at, buffer, m);
+            float s = 0;
 #pragma omp simd reduction(+ : s)
-            for (int64_t i = 0; i < m; i++) s += x[at + i];
+            for (int64_t k = 0; k < m; k++) s += line[k];
             sum += s;
         } else
-            for (int64_t i = 0; i < m; i++) sum += x[(at + i) * stride];
+            for (int64_t k = 0; k < m; k++) sum += cpu_get(d, x, i + (at + k) * stride);
     }
     return sum;
 }

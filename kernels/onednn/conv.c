@@ -5,14 +5,13 @@
  * measured faster in spite of the reorders of activations (README.md): half the time, errors of 2e-6 of the largest. */
 #include "dnnl_util.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 typedef enum conv_kind { FORWARD, GRAD_INPUT, GRAD_WEIGHT } conv_kind;
 
 /* All that a primitive depends on; also the cache key, word by word. */
 typedef struct conv {
-    int64_t kind, bias, groups;
+    int64_t kind, bias, groups, exact;
     int64_t x[4], w[4], y[4];
     int64_t x_layout, w_layout, y_layout;
     int64_t stride[2], padding[2], dilation[2];
@@ -55,6 +54,7 @@ static roles roles_of(const ddp_call *c, conv *v) {
         r = (roles){c->in[1], c->out[0], c->in[0], NULL};
     }
     v->bias = r.bias != NULL;
+    v->exact = ddp_float32_matmul_precision() == DDP_F32_EXACT;
     COPY_4(v->x, r.x->m.size);
     COPY_4(v->w, r.w->m.size);
     COPY_4(v->y, r.y->m.size);
@@ -120,12 +120,7 @@ static dnnl_primitive_desc_t describe(const conv *v, const conv_mds *m, dnnl_alg
 
 /* Where Winograd was measured to pay: enough channels, and enough tiles of 4x4 outputs to fill its products. */
 static bool winograd_pays(const conv *v) {
-    static int off = -1;
-    if (off < 0) {
-        const char *env = getenv("DDP_WINOGRAD");
-        off = env && strcmp(env, "0") == 0;
-    }
-    if (off || v->w[2] != 3 || v->w[3] != 3 || v->groups != 1) return false;
+    if (v->exact || v->w[2] != 3 || v->w[3] != 3 || v->groups != 1) return false;
     for (int i = 0; i < 2; i++)
         if (v->stride[i] != 1 || v->dilation[i] != 1 || v->padding[i] > 1) return false;
     int64_t in = v->w[1], out = v->w[0], tiles = v->y[0] * ((v->y[2] + 3) / 4) * ((v->y[3] + 3) / 4);

@@ -1,6 +1,4 @@
 /* conv.c -- reference convolutions: seven loops, added in double. */
-#include <stdlib.h>
-
 #include "ref.h"
 
 /* The three ops read and write the same triples (n,k,ho,wo), (n,c,h,w), (k,c,r,s); one walk serves all. */
@@ -41,12 +39,10 @@ static void walk(const conv *v, visit fn, void *ctx) {
 typedef struct sums {
     double *sum;
     const void *a, *b;
-    bool f64;
+    ddp_dtype dtype;
 } sums;
 
-static double at(const sums *s, const void *p, int64_t i) {
-    return s->f64 ? ((const double *)p)[i] : ((const float *)p)[i];
-}
+static double at(const sums *s, const void *p, int64_t i) { return ddp__load(s->dtype, p, i); }
 static void into_y(void *ctx, int64_t x, int64_t w, int64_t y) {
     sums *s = ctx;
     s->sum[y] += at(s, s->a, x) * at(s, s->b, w);
@@ -63,9 +59,8 @@ static void into_w(void *ctx, int64_t x, int64_t w, int64_t y) {
 /* out is dense and its own: offsets below its numel. */
 static int run(const ddp_call *c, const conv *v, visit fn, const ddp_tensor *bias) {
     ddp_tensor *out = c->out[0];
-    sums s = {calloc((size_t)out->numel + 1, sizeof(double)), ddp__ptr(c->in[0]), ddp__ptr(c->in[1]),
-              out->m.dtype == DDP_F64};
-    if (!s.sum) return ddp__op_fail(c, DDP_ENOMEM, "out of memory");
+    sums s = {ref_sums(c, out->numel), ddp__ptr(c->in[0]), ddp__ptr(c->in[1]), out->m.dtype};
+    if (!s.sum) return ddp__pending();
     walk(v, fn, &s);
     for (int64_t i = 0; i < out->numel; i++) {
         int64_t o = ref_at(&out->m, i);

@@ -47,11 +47,14 @@
 #define LOG logf
 #define SQRT sqrtf
 #define TANH tanhf
+#define ERF erff
 #define DDP_BINARY(op, expr) RUN_BINARY(op, f32, expr)
 #define DDP_BINARY_FLOAT(op, expr) RUN_BINARY(op, f32, expr)
 #define DDP_COMPARE(op, expr) RUN_COMPARE(op, f32, expr)
 #define DDP_UNARY(op, expr) RUN_UNARY(op, f32, expr)
 #define DDP_UNARY_FLOAT(op, expr) RUN_UNARY(op, f32, expr)
+#define DDP_VARIANT(op, expr) RUN_UNARY(op, f32, expr)
+#define DDP_VARIANT_2(op, expr) RUN_BINARY(op, f32, expr)
 #include "../elementwise.def"
 #undef T
 #undef POW
@@ -59,6 +62,7 @@
 #undef LOG
 #undef SQRT
 #undef TANH
+#undef ERF
 
 #define T double
 #define POW pow
@@ -66,11 +70,14 @@
 #define LOG log
 #define SQRT sqrt
 #define TANH tanh
+#define ERF erf
 #define DDP_BINARY(op, expr) RUN_BINARY(op, f64, expr)
 #define DDP_BINARY_FLOAT(op, expr) RUN_BINARY(op, f64, expr)
 #define DDP_COMPARE(op, expr) RUN_COMPARE(op, f64, expr)
 #define DDP_UNARY(op, expr) RUN_UNARY(op, f64, expr)
 #define DDP_UNARY_FLOAT(op, expr) RUN_UNARY(op, f64, expr)
+#define DDP_VARIANT(op, expr) RUN_UNARY(op, f64, expr)
+#define DDP_VARIANT_2(op, expr) RUN_BINARY(op, f64, expr)
 #include "../elementwise.def"
 #undef T
 #undef POW
@@ -78,6 +85,7 @@
 #undef LOG
 #undef SQRT
 #undef TANH
+#undef ERF
 
 #undef ADD
 #undef SUB
@@ -125,15 +133,38 @@ static int64_t int_pow(int64_t a, int64_t b) {
 
 /* ---- the choice by dtype ---- */
 
+/* f16 and bf16: a few elements at a time as f32, the result rounded. A bool result stays as it is. */
+typedef struct halves {
+    ddp_run_fn fn; /* of f32 */
+    int n;
+    ddp_dtype dtype[3];
+} halves;
+
+static void halves_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
+    enum { PART = 64 };
+    static const int64_t one[3] = {1, 1, 1};
+    const halves *h = ctx;
+    float buffer[3][PART];
+    char *q[3] = {(char *)buffer[0], (char *)buffer[1], (char *)buffer[2]};
+    ddp_dtype from = h->dtype[0] == DDP_BOOL ? DDP_BOOL : DDP_F32;
+    for (int64_t at = 0; at < n; at += PART) {
+        int64_t m = n - at < PART ? n - at : PART;
+        for (int k = 1; k < h->n; k++)
+            for (int64_t i = 0; i < m; i++) buffer[k][i] = (float)ddp__load(h->dtype[k], p[k], (at + i) * s[k]);
+        h->fn(NULL, q, one, m);
+        for (int64_t i = 0; i < m; i++) ddp__store(h->dtype[0], p[0], (at + i) * s[0], ddp__load(from, buffer[0], i));
+    }
+}
+
 static int walk(const ddp_call *c, const ddp_run_fn *by_dtype) {
     ddp_tensor *t[3] = {c->out[0], c->in[0], c->n_in > 1 ? c->in[1] : NULL};
-    ddp_run_fn fn = by_dtype[c->in[0]->m.dtype];
-    if (!fn)
-        return ddp__op_fail(c, DDP_ENOSUP, "%s arithmetic is not there yet; cast to f32",
-                            ddp_dtype_name(c->in[0]->m.dtype));
+    halves h = {.n = 1 + c->n_in};
+    bool any = false;
+    for (int k = 0; k < h.n; k++) any |= ddp__is_half(h.dtype[k] = t[k]->m.dtype);
+    h.fn = by_dtype[ddp__wide(h.dtype[1])];
     ddp_iter it;
-    ddp__iter_init(&it, 1 + c->n_in, t);
-    ddp__iter_run(&it, fn, NULL);
+    ddp__iter_init(&it, h.n, t);
+    ddp__iter_run(&it, any ? halves_run : h.fn, &h);
     return 0;
 }
 
@@ -179,6 +210,19 @@ static void bool_add(void *ctx, char *const *p, const int64_t *s, int64_t n) {
 #include "../elementwise.def"
 
 /* ---- elementwise ops with attributes, and copies ---- */
+
+static int run_gelu(const ddp_call *c) {
+    static const ddp_run_fn exact[DDP_DTYPES] = {[DDP_F32] = gelu_exact_f32, [DDP_F64] = gelu_exact_f64};
+    static const ddp_run_fn approximate[DDP_DTYPES] = {[DDP_F32] = gelu_tanh_f32, [DDP_F64] = gelu_tanh_f64};
+    return walk(c, ((const ddp_gelu_attrs *)c->attrs)->tanh ? approximate : exact);
+}
+DDP_REF_KERNEL(gelu, run_gelu);
+static int run_gelu_grad(const ddp_call *c) {
+    static const ddp_run_fn exact[DDP_DTYPES] = {[DDP_F32] = gelu_grad_exact_f32, [DDP_F64] = gelu_grad_exact_f64};
+    static const ddp_run_fn approximate[DDP_DTYPES] = {[DDP_F32] = gelu_grad_tanh_f32, [DDP_F64] = gelu_grad_tanh_f64};
+    return walk(c, ((const ddp_gelu_grad_attrs *)c->attrs)->tanh ? approximate : exact);
+}
+DDP_REF_KERNEL(gelu_grad, run_gelu_grad);
 
 static int run_clamp(const ddp_call *c) {
     const ddp_clamp_attrs *a = c->attrs;

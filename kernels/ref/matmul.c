@@ -18,6 +18,11 @@ static void dot(const ddp_tensor *a, int64_t ai, int64_t as, const ddp_tensor *b
         for (int64_t i = 0; i < k; i++)
             s += (uint64_t)((const int64_t *)p)[ai + i * as] * (uint64_t)((const int64_t *)q)[bi + i * bs];
         ((int64_t *)(void *)ddp__ptr(y))[yi] = (int64_t)s;
+    } else if (ddp__is_half(a->m.dtype)) {
+        double s = bias;
+        for (int64_t i = 0; i < k; i++)
+            s += ddp__load(a->m.dtype, p, ai + i * as) * ddp__load(a->m.dtype, q, bi + i * bs);
+        ddp__store(y->m.dtype, ddp__ptr(y), yi, s);
     } else { /* the narrow integers wrap to their own width */
         uint32_t s = 0;
         for (int64_t i = 0; i < k; i++)

@@ -39,21 +39,17 @@ static int run_max_pool2d(const ddp_call *c) {
 }
 DDP_REF_KERNEL(max_pool2d, run_max_pool2d);
 
-static int zero(ddp_tensor *t) {
-    for (int64_t i = 0; i < t->numel; i++) ref_put(t, i, 0);
-    return 0;
-}
-static void add(ddp_tensor *t, int64_t i, double v) { ref_put(t, i, ref_get(t, i) + v); }
-
 static int run_max_pool2d_grad(const ddp_call *c) {
     ddp_tensor *dx = c->out[0];
     const int64_t *gs = c->in[0]->m.size, *xs = dx->m.size;
-    zero(dx);
+    double *sums = ref_sums(c, dx->numel);
+    if (!sums) return ddp__pending();
     EACH_PLANE(gs) EACH_CELL(gs) {
         int64_t i = at4(gs, n, ch, ho, wo), place = (int64_t)ref_get(c->in[1], i);
         if (place >= 0 && place < xs[2] * xs[3])
-            add(dx, at4(xs, n, ch, place / xs[3], place % xs[3]), ref_get(c->in[0], i));
+            sums[at4(xs, n, ch, place / xs[3], place % xs[3])] += ref_get(c->in[0], i);
     }
+    ref_put_sums(dx, sums);
     return 0;
 }
 DDP_REF_KERNEL(max_pool2d_grad, run_max_pool2d_grad);
@@ -81,9 +77,9 @@ static double window_mean(const ddp_tensor *x, int64_t n, int64_t ch, window v) 
     return s / v.divisor;
 }
 
-static void window_spread(ddp_tensor *dx, int64_t n, int64_t ch, window v, double g) {
+static void window_spread(double *sums, const int64_t *size, int64_t n, int64_t ch, window v, double g) {
     for (int64_t h = v.h0; h < v.h1; h++)
-        for (int64_t w = v.w0; w < v.w1; w++) add(dx, at4(dx->m.size, n, ch, h, w), g / v.divisor);
+        for (int64_t w = v.w0; w < v.w1; w++) sums[at4(size, n, ch, h, w)] += g / v.divisor;
 }
 
 static int run_avg_pool2d(const ddp_call *c) {
@@ -101,12 +97,14 @@ DDP_REF_KERNEL(avg_pool2d, run_avg_pool2d);
 static int run_avg_pool2d_grad(const ddp_call *c) {
     const ddp_avg_pool2d_grad_attrs *a = c->attrs;
     const int64_t *gs = c->in[0]->m.size;
-    zero(c->out[0]);
+    double *sums = ref_sums(c, c->out[0]->numel);
+    if (!sums) return ddp__pending();
     EACH_PLANE(gs)
     EACH_CELL(gs)
-    window_spread(c->out[0], n, ch,
+    window_spread(sums, c->out[0]->m.size, n, ch,
                   avg_window(c->out[0]->m.size, a->kernel, a->stride, a->padding, a->count_include_pad, ho, wo),
                   ref_get(c->in[0], at4(gs, n, ch, ho, wo)));
+    ref_put_sums(c->out[0], sums);
     return 0;
 }
 DDP_REF_KERNEL(avg_pool2d_grad, run_avg_pool2d_grad);
@@ -130,11 +128,13 @@ DDP_REF_KERNEL(adaptive_avg_pool2d, run_adaptive_avg_pool2d);
 
 static int run_adaptive_avg_pool2d_grad(const ddp_call *c) {
     const int64_t *gs = c->in[0]->m.size;
-    zero(c->out[0]);
+    double *sums = ref_sums(c, c->out[0]->numel);
+    if (!sums) return ddp__pending();
     EACH_PLANE(gs)
     EACH_CELL(gs)
-    window_spread(c->out[0], n, ch, adaptive_window(c->out[0]->m.size, gs, ho, wo),
+    window_spread(sums, c->out[0]->m.size, n, ch, adaptive_window(c->out[0]->m.size, gs, ho, wo),
                   ref_get(c->in[0], at4(gs, n, ch, ho, wo)));
+    ref_put_sums(c->out[0], sums);
     return 0;
 }
 DDP_REF_KERNEL(adaptive_avg_pool2d_grad, run_adaptive_avg_pool2d_grad);

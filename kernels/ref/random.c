@@ -13,7 +13,7 @@ static double uniform(const ddp_call *c, int64_t i) {
     }
     float u[4];
     ddp__draw_f32(c->rng, i / 4, u);
-    return u[i % 4];
+    return ddp__unit_in(c->out[0]->m.dtype, u[i % 4]);
 }
 
 static double normal(const ddp_call *c, int64_t i) {

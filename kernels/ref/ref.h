@@ -2,6 +2,8 @@
 #ifndef DDP_REF_H
 #define DDP_REF_H
 
+#include <stdlib.h>
+
 #include "../../core/op/op.h"
 
 /* The list of one op: this kernel, then the end. */
@@ -27,6 +29,18 @@ static inline double ref_get(const ddp_tensor *t, int64_t i) {
 }
 static inline void ref_put(const ddp_tensor *t, int64_t i, double v) {
     ddp__store(t->m.dtype, ddp__ptr(t), ref_at(&t->m, i), v);
+}
+
+/* Sums in double, one for each of n positions, all 0: what is added up is rounded once. NULL with the error set. */
+static inline double *ref_sums(const ddp_call *c, int64_t n) {
+    double *sums = calloc((size_t)n + 1, sizeof *sums);
+    if (!sums) ddp__op_fail(c, DDP_ENOMEM, "out of memory");
+    return sums;
+}
+/* Puts them at t's logical positions, and frees them. */
+static inline void ref_put_sums(const ddp_tensor *t, double *sums) {
+    for (int64_t i = 0; i < t->numel; i++) ref_put(t, i, sums[i]);
+    free(sums);
 }
 
 #endif

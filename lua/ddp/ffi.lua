@@ -52,7 +52,7 @@ local function memory_report()
       table.concat(size, ","), by, where ~= "" and " at " .. where or ", inside the library")
   end
   return (n > 0 and "\nthe largest live tensors:\n" .. table.concat(lines, "\n") or "")
-    .. "\nto try, in this order: gradient accumulation (smaller batches, a step every few: net:no_sync), bf16 (ddp.autocast), "
+    .. "\nto try, in this order: gradient accumulation (ddp.stepper { accumulate = n }, n smaller batches a step), bf16 (ddp.autocast), "
     .. "recomputation (ddp.checkpoint), a smaller batch"
 end
 
@@ -128,6 +128,14 @@ end
 
 local tensor_type, istype = ffi.typeof "ddp_tensor", ffi.istype
 function M.is_tensor(x) return type(x) == "cdata" and istype(tensor_type, x) end
+
+-- t itself; under autocast a 16-bit t in f32: for losses and norms that consist of several ops.
+function M.summand(t)
+  if C.ddp_autocast_dtype() == C.DDP_AUTOCAST_OFF then return t end
+  local d = C.ddp_dtype_of(t)
+  if d ~= C.DDP_F16 and d ~= C.DDP_BF16 then return t end
+  return own(C.ddp_cast(t, C.DDP_F32))
+end
 
 -- ---- options ------------------------------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ local function run_host(state, flags)
 end
 
 -- Goes on until the end, or the first error.
-local function run(state, flags)
+local function walk(state, flags)
   local status = C.ddp_backward_next(state)
   while status == 1 do
     local part = C.ddp_stats_enter(C.DDP_PART_BACKWARD)
@@ -90,6 +90,18 @@ function M.record_host(fn, inputs, outputs)
   check(C.ddp_record_host(id, #inputs, ins, #outputs, outs))
   if C.ddp_segment_open() ~= 1 then hooks[id] = { fn = fn, node = true } end -- else the second run gives its own
   return id
+end
+
+-- Host functions, too, run with autocast off.
+local mode_out = ffi.new "int[1]"
+local function run(state, flags)
+  if C.ddp_autocast_dtype() == C.DDP_AUTOCAST_OFF then return walk(state, flags) end
+  check(C.ddp_autocast_begin(C.DDP_AUTOCAST_OFF, mode_out))
+  local mode = mode_out[0]
+  local ok, status = pcall(walk, state, flags)
+  C.ddp_autocast_end(mode)
+  if not ok then error(status, 0) end
+  return status
 end
 
 local one_out, one_grad = ffi.new "ddp_tensor *[1]", ffi.new "ddp_tensor *[1]"
@@ -167,16 +179,31 @@ end
 function M.no_grad(fn, ...) return finish_mode(C.ddp_set_grad_mode(0), pcall(fn, ...)) end
 function M.enable_grad(fn, ...) return finish_mode(C.ddp_set_grad_mode(1), pcall(fn, ...)) end
 
--- What code runs under besides its arguments and the grad mode: {get = its state, set = put that state in force}. Each part
--- of the library with such a state adds a pair; a stretch that is run again gets them as they were.
+-- What code runs under besides its arguments and the grad mode: {get = its state, enter = put that state in force and return
+-- what leave needs to undo it}. A part of the library with such a state adds itself here; a stretch that is run again gets
+-- them as they were.
+local function generator_state()
+  local state = ffi.new "uint64_t[3]"
+  C.ddp_generator_state(nil, state)
+  return state
+end
 M.modes = {
   { -- the default generator
-    get = function()
-      local state = ffi.new "uint64_t[3]"
-      C.ddp_generator_state(nil, state)
-      return state
+    get = generator_state,
+    enter = function(state)
+      local before = generator_state()
+      C.ddp_generator_set_state(nil, state)
+      return before
     end,
-    set = function(state) C.ddp_generator_set_state(nil, state) end,
+    leave = function(before) C.ddp_generator_set_state(nil, before) end,
+  },
+  { -- autocast
+    get = function() return C.ddp_autocast_dtype() end,
+    enter = function(dtype)
+      check(C.ddp_autocast_begin(dtype, mode_out))
+      return mode_out[0]
+    end,
+    leave = function(before) C.ddp_autocast_end(before) end,
   },
 }
 function M.snapshot()
@@ -184,7 +211,13 @@ function M.snapshot()
   for i, mode in ipairs(M.modes) do states[i] = { mode, mode.get() } end
   return states
 end
-function M.restore(states) for _, s in ipairs(states) do s[1].set(s[2]) end end
+-- Returns what M.leave needs.
+function M.enter(states)
+  local before = {}
+  for i, s in ipairs(states) do before[i] = { s[1], s[1].enter(s[2]) } end
+  return before
+end
+function M.leave(before) for i = #before, 1, -1 do before[i][1].leave(before[i][2]) end end
 
 -- ---- checkpoint ------------------------------------------------------------------------------------------------------
 
@@ -209,13 +242,12 @@ local function second_run(fn, args, n, states, before)
   return function(state)
     expect_unchanged(before, args, n, "before its backward")
     check(C.ddp_segment_again(state))
-    local outside, mode, was_again = M.snapshot(), C.ddp_set_grad_mode(1), again
-    M.restore(states)
+    local outside, mode, was_again = M.enter(states), C.ddp_set_grad_mode(1), again
     again = true
     local function finish(ok, ...)
       again = was_again
       C.ddp_set_grad_mode(mode)
-      M.restore(outside)
+      M.leave(outside)
       local status = C.ddp_segment_filled(state, ok and 1 or 0)
       if not ok then error((...), 0) end
       check(status)

@@ -10,7 +10,7 @@ local ddp = {}
 for _, part in ipairs { tensor, grad, parallel } do
   for name, value in pairs(part) do ddp[name] = value end
 end
-for _, internal in ipairs { "methods", "operand", "with_generator", "record_host", "modes", "snapshot", "restore", "runs_again" } do ddp[internal] = nil end
+for _, internal in ipairs { "methods", "operand", "with_generator", "record_host", "modes", "snapshot", "enter", "leave", "runs_again" } do ddp[internal] = nil end
 
 function ddp.device() return "cpu" end
 function ddp.set_default_device(name) base.device(name, "set_default_device") end
@@ -38,14 +38,35 @@ end
 function ddp.reset_peak_memory_stats() C.ddp_memory_reset_peak(0) end
 function ddp.empty_cache() C.ddp_memory_empty_cache() end
 
+-- "exact": no Winograd; "highest" (the default); "high": two bf16 parts where the processor gains by it.
+local PRECISION = { exact = C.DDP_F32_EXACT, highest = C.DDP_F32_HIGHEST, high = C.DDP_F32_HIGH }
+function ddp.set_float32_matmul_precision(name)
+  local level = PRECISION[name]
+  if not level then
+    local near = type(name) == "string" and base.suggest(name, { "exact", "highest", "high" })
+    base.error(("set_float32_matmul_precision: no precision \"%s\"%s; known: exact, highest, high"):format(tostring(name),
+      near and ", did you mean \"" .. near .. "\"?" or ""))
+  end
+  base.check(C.ddp_set_float32_matmul_precision(level))
+end
+function ddp.get_float32_matmul_precision()
+  local level = C.ddp_float32_matmul_precision()
+  for name, value in pairs(PRECISION) do if value == level then return name end end
+end
+-- Results that do not depend on the number of threads either.
+function ddp.deterministic(on)
+  if type(on) ~= "boolean" then base.error("deterministic: expected true or false, got a " .. type(on)) end
+  C.ddp_set_deterministic(on and 1 or 0)
+end
+
 local LAZY = {
   nn = "ddp.nn", optim = "ddp.optim", data = "ddp.data", models = "ddp.models",
-  args = "ddp.args",
+  args = "ddp.args", amp = "ddp.amp", stepper = "ddp.stepper",
 }
 local FROM = { report = { "ddp.report", "report" }, progress = { "ddp.report", "progress" }, profile = { "ddp.profile", "profile" }, sorted = { "ddp.nn.module", "sorted" },
-  func = { "ddp.func", "func" }, clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" } }
-local NOT_BUILT = { autocast = 1, amp = 1, compile = 1, save = 1, load = 1, stepper = 1, einsum = 1, deterministic = 1,
-  set_float32_matmul_precision = 1, check_nan = 1, new_group = 1, send = 1, recv = 1, all_to_all = 1 }
+  func = { "ddp.func", "func" }, autocast = { "ddp.amp", "autocast" }, check_nan = { "ddp.check_nan", "check_nan" }, clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" } }
+local NOT_BUILT = { compile = 1, save = 1, load = 1, einsum = 1,
+  new_group = 1, send = 1, recv = 1, all_to_all = 1 }
 
 return setmetatable(ddp, { __index = function(self, name)
   local value

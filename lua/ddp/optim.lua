@@ -2,6 +2,8 @@
 local ffi = require "ffi"
 local base = require "ddp.ffi"
 local tensor = require "ddp.tensor"
+local ops = require "ddp.ops"
+local grad = require "ddp.grad"
 local C, check, fail = base.C, base.check, base.error
 
 local M = {}
@@ -30,7 +32,8 @@ local function optimizer(what, known, defaults, new)
     opts = base.options(what, opts, known)
     local groups = params
     if tensor.is_tensor(params[1]) or params[1] == nil then groups = { { params = params } } end
-    local self = setmetatable({ param_groups = {}, name = what }, Optimizer)
+    local self = setmetatable({ param_groups = {}, name = what, defaults = {}, new = new }, Optimizer)
+    for _, k in ipairs(known) do self.defaults[k] = true end
     for i, g in ipairs(groups) do
       local merged = {}
       for _, k in ipairs(known) do
@@ -71,6 +74,11 @@ function Optimizer:step()
     C.ddp_optim_set_lr(g.handle, g.lr)
     check(C.ddp_optim_apply(g.handle))
   end
+  self:skip_step()
+end
+
+-- Closes the step in the run's numbers without moving anything: step does it at its end, a scaler where it skips.
+function Optimizer:skip_step() -- luacheck: ignore self
   C.ddp_stats_step()
   if M.on_step then M.on_step() end
 end
@@ -79,29 +87,105 @@ function Optimizer:zero_grad()
   for i = 1, #self.param_groups do check(C.ddp_optim_zero_grad(self.param_groups[i].handle)) end
 end
 
--- Scales gradients so that their total norm is at most max_norm; returns the norm before, a 0-dim tensor.
-function M.clip_grad_norm_(params, max_norm)
-  local grad = require "ddp.grad"
+-- ---- state ------------------------------------------------------------------------------------------------------------
+
+-- Names of the tensors that a parameter has in C, in its order there.
+local STATE_NAMES = { SGD = { "momentum_buffer" }, Adam = { "exp_avg", "exp_avg_sq" }, AdamW = { "exp_avg", "exp_avg_sq" } }
+
+-- {state = {[i] = {step =, momentum_buffer = ...}}, param_groups = {{lr = ..., params = {i, ...}}}}: parameters by their number
+-- over all groups, those that never stepped left out. The tensors are aliases of the optimizer's own.
+function Optimizer:state_dict()
+  local out, at = { state = {}, param_groups = {} }, 0
+  for i, g in ipairs(self.param_groups) do
+    local group = { params = {} }
+    for k in pairs(self.defaults) do group[k] = type(g[k]) == "table" and { unpack(g[k]) } or g[k] end
+    for j = 1, #g.params do
+      at = at + 1
+      group.params[j] = at
+      local steps = tonumber(C.ddp_optim_steps(g.handle, j - 1))
+      if steps > 0 then
+        local entry = { step = steps }
+        for k, name in ipairs(STATE_NAMES[self.name]) do
+          local t = C.ddp_optim_state(g.handle, k - 1, j - 1)
+          if t ~= nil then entry[name] = base.own(t) end
+        end
+        out.state[at] = entry
+      end
+    end
+    out.param_groups[i] = group
+  end
+  return out
+end
+
+local function check_state(self, sd)
+  local what = self.name .. ".load_state_dict"
+  if type(sd) ~= "table" or type(sd.state) ~= "table" or type(sd.param_groups) ~= "table" then fail(what .. ": expected {state =, param_groups =}") end
+  if #sd.param_groups ~= #self.param_groups then fail(("%s: %d groups in the state, %d here"):format(what, #sd.param_groups, #self.param_groups)) end
+  local known, at = { step = true }, 0
+  for _, name in ipairs(STATE_NAMES[self.name]) do known[name] = true end
+  for i, g in ipairs(self.param_groups) do
+    local theirs = sd.param_groups[i]
+    if #theirs.params ~= #g.params then fail(("%s: group %d has %d parameters in the state, %d here"):format(what, i, #theirs.params, #g.params)) end
+    for k in pairs(self.defaults) do
+      if theirs[k] == nil then fail(("%s: group %d has no \"%s\": not a state of %s"):format(what, i, k, self.name)) end
+    end
+    for _, p in ipairs(g.params) do
+      at = at + 1
+      for name, v in pairs(sd.state[at] or {}) do
+        if not known[name] then fail(("%s: parameter %d has \"%s\": not a state of %s"):format(what, at, tostring(name), self.name)) end
+        if name ~= "step" and table.concat(v:size(), ",") ~= table.concat(p:size(), ",") then
+          fail(("%s: %s of parameter %d is [%s], the parameter [%s]"):format(what, name, at, table.concat(v:size(), ","), table.concat(p:size(), ",")))
+        end
+      end
+    end
+  end
+end
+
+-- Takes over options, steps and (copied) tensors. Nothing is changed when the state does not fit.
+function Optimizer:load_state_dict(sd)
+  check_state(self, sd)
+  local at = 0
+  for i, g in ipairs(self.param_groups) do
+    local opts = {}
+    for k in pairs(self.defaults) do opts[k] = sd.param_groups[i][k] end
+    local fresh = make_group(self.name, g.params, opts, self.new)
+    for j = 1, #g.params do
+      at = at + 1
+      local entry = sd.state[at]
+      if entry then
+        check(C.ddp_optim_set_steps(fresh.handle, j - 1, entry.step))
+        for k, name in ipairs(STATE_NAMES[self.name]) do
+          if entry[name] then check(C.ddp_optim_set_state(fresh.handle, k - 1, j - 1, entry[name])) end
+        end
+      end
+    end
+    for k, v in pairs(fresh) do g[k] = v end -- the same table: schedules hold on to it
+  end
+end
+
+-- ---- clipping -----------------------------------------------------------------------------------------------------------
+
+-- Scales gradients so that their total 2-norm is at most max_norm; returns the norm before, a 0-dim tensor. A norm that is
+-- NaN or infinite scales too, as in PyTorch, or is an error with {error_if_nonfinite = true}.
+function M.clip_grad_norm_(params, max_norm, opts)
+  opts = base.options("clip_grad_norm_", opts, { "error_if_nonfinite", "norm_type" })
+  if opts.norm_type and opts.norm_type ~= 2 then fail(("clip_grad_norm_: norm_type is %s, only 2 is built"):format(tostring(opts.norm_type))) end
+  if tensor.is_tensor(params) then params = { params } end
+  if type(params) ~= "table" then fail("clip_grad_norm_: expected a list of parameters, got a " .. type(params)) end
+  local grads = {}
+  for _, p in ipairs(params) do grads[#grads + 1] = p.grad end
+  if #grads == 0 then return tensor.zeros {} end
   return grad.no_grad(function()
-    local total
-    for _, p in ipairs(params) do
-      local g = p.grad
-      if g ~= nil then
-        local square = (g * g):sum()
-        total = total and total + square or square
-      end
+    if opts.error_if_nonfinite then
+      local norm = ops.grad_clip_(grads)
+      if not (norm:item() < math.huge) then fail(("clip_grad_norm_: the total norm is %g"):format(norm:item())) end
     end
-    if not total then return tensor.zeros {} end
-    local norm = total:sqrt()
-    local scale = max_norm / (norm:item() + 1e-6)
-    if scale < 1 then
-      for _, p in ipairs(params) do
-        local g = p.grad
-        if g ~= nil then g:mul_(scale) end
-      end
-    end
-    return norm
+    return ops.grad_clip_(grads, max_norm)
   end)
 end
 
-return M
+return setmetatable(M, { __index = function(self, name)
+  if name ~= "schedule" then return nil end
+  rawset(self, name, require "ddp.schedule")
+  return self.schedule
+end })

@@ -259,10 +259,13 @@ function DDP:skip()
   mark_line()
   check(C.ddp_reducer_skip(rawget(self, "_reducer")))
 end
-function DDP:reduce_gradients()
+-- Reduces what no_sync left; weight: this rank's, where the reduction is "weighted".
+function DDP:reduce_gradients(weight)
   mark_line()
-  check(C.ddp_reducer_reduce(rawget(self, "_reducer")))
+  check(C.ddp_reducer_reduce_weighted(rawget(self, "_reducer"), weight or 1))
 end
+-- Makes a mean a weighted one from now on, on all ranks alike: what a stepper does when it is given weights.
+function DDP:weigh() check(C.ddp_reducer_set_weighted(rawget(self, "_reducer"), 1)) end
 -- Running statistics are averaged over the ranks before evaluation: collective.
 function DDP:eval()
   mark_line()

@@ -383,6 +383,7 @@ function T.argmax(t, dim, keepdim)
   return ops.argmax(t, dim, keepdim)
 end
 function T.norm(t)
+  t = base.summand(t)
   local square = ops.mul(t, t)
   local sum = ops.sum(square)
   free(square)

@@ -57,10 +57,11 @@ end
 
 local function proto(op, suffix)
   local p = {}
-  local lists = false
+  local lists = 0
   for _, i in ipairs(op.inputs) do
     if i.list then
-      if not lists then p[#p + 1] = "int n"; lists = true end
+      if lists == 0 then p[#p + 1] = "int n" end
+      lists = lists + 1
       p[#p + 1] = "ddp_tensor *const *" .. i.name
     else p[#p + 1] = "ddp_tensor *" .. i.name end
   end
@@ -72,7 +73,7 @@ local function proto(op, suffix)
   end
   local in_place = suffix == "_" or op.only_in_place
   if #op.outputs > 1 then for _, o in ipairs(op.outputs) do p[#p + 1] = "ddp_tensor **" .. o end end
-  local ret = (in_place or #op.outputs > 1 or lists and op.flags:find "WRITES") and "int " or "ddp_tensor *"
+  local ret = (in_place or #op.outputs > 1 or lists > 1) and "int " or "ddp_tensor *"
   return ret .. "ddp_" .. op.name .. suffix .. "(" .. (#p > 0 and table.concat(p, ", ") or "void") .. ")", ret
 end
 
@@ -144,7 +145,7 @@ local function body(op, in_place)
       else b[#b + 1] = ("    at.%s = %s;"):format(x.name, x.name) end
     end
   end
-  local fail = (in_place or #op.outputs > 1 or nlists > 0 and op.flags:find "WRITES") and "ddp__pending()" or "NULL"
+  local fail = (in_place or #op.outputs > 1 or nlists > 1) and "ddp__pending()" or "NULL"
   for i = 1, #b do b[i] = b[i]:gsub("FAIL", fail) end
   local n, ins = tostring(ntens), "NULL"
   if nlists == 1 and ntens == 1 then n, ins = "n", op.inputs[1].name

@@ -140,6 +140,47 @@ static void blobs_are_given_back(void) {
     check("and its deleter runs once", gone == 1);
 }
 
+static void autocast_in_c(void) {
+    const char *text;
+    int before = 7;
+    int64_t handles = live();
+    ddp_tensor *w = ddp_full(2, (int64_t[]){2, 2}, 1, DDP_F32, DDP_CPU);
+    ddp_set_requires_grad(w, 1);
+    int st = ddp_autocast_begin(DDP_BF16, &before);
+    ddp_scope_begin();
+    ddp_tensor *y = ddp_matmul(w, w), *loss = ddp_sum(y, -1, NULL, 0);
+    check("autocast: products in bf16, sums in f32", ddp_dtype_of(y) == DDP_BF16 && ddp_dtype_of(loss) == DDP_F32);
+    st |= ddp_backward(loss, NULL);
+    ddp_scope_end();
+    ddp_autocast_end(before);
+    ddp_tensor *g = ddp_tensor_grad(w);
+    double v[4] = {0};
+    st |= ddp_to_doubles(g, v);
+    check("the gradient is f32", st == 0 && ddp_dtype_of(g) == DDP_F32 && v[0] == 4 && v[3] == 4);
+    check("the region has ended", before == DDP_AUTOCAST_OFF && ddp_autocast_dtype() == DDP_AUTOCAST_OFF);
+    ddp_release(g);
+    ddp_release(w);
+    check("no handle is left of it", live() == handles);
+    check("f64 is refused", ddp_autocast_begin(DDP_F64, &before) == DDP_EDTYPE);
+    check("by name", ddp_error_take(&text) == DDP_EDTYPE && strstr(text, "autocast: f64"));
+}
+
+static void check_nan_in_c(void) {
+    const char *text;
+    ddp_tensor *zero = ddp_full(1, (int64_t[]){3}, 0, DDP_F32, DDP_CPU);
+    ddp_set_check_nan(1);
+    int before = ddp_check_nan_enter("encoder.0");
+    check("P4 an op that makes NaN fails", ddp_div(zero, zero) == NULL);
+    ddp_check_nan_leave(before);
+    check("P4 and is named with its module",
+          ddp_error_take(&text) == DDP_EINVAL && strstr(text, "div in encoder.0 made 3 NaN"));
+    check("switching off gives what was set", ddp_set_check_nan(0) == 1);
+    ddp_tensor *y = ddp_div(zero, zero);
+    check("off it passes", y != NULL);
+    ddp_release(y);
+    ddp_release(zero);
+}
+
 int main(void) {
     errors_stick();
     scopes_own();
@@ -147,5 +188,7 @@ int main(void) {
     philox_is_known();
     threads_work_apart();
     blobs_are_given_back();
+    autocast_in_c();
+    check_nan_in_c();
     return failed;
 }

@@ -25,6 +25,7 @@ fails() {
 for n in 1 2 3 4; do passes "C13 collectives give the same bits on $n ranks, for every length and dtype" "$RUN" -n $n $CASES/collectives.lua; done
 for n in 1 2 4; do passes "C12 C7 C6 P3 $n ranks train as one does" "$RUN" -n $n $CASES/reducer.lua; done
 for n in 1 2; do passes "checkpoints on $n ranks give the bits of a run without, each parameter reduced once" "$RUN" -n $n $CASES/checkpoint.lua; done
+passes "P1 P2 C6 the stepper on two ranks equals one, whatever the micro-batches" "$RUN" -n 2 $CASES/stepper.lua
 
 out=$(timeout 60 "$RUN" -n 2 scripts/train_toy.lua --steps 50 2>&1)
 [ $? = 0 ] && has "$out" "us/step" && ok "the toy trains on two ranks" || no "the toy trains on two ranks" "$out"
@@ -75,7 +76,11 @@ acc=$(echo "$out" | sed -n 's/.*test accuracy \([0-9.]*\) %.*/\1/p')
 missing=""; for key in images_per_second images_per_second_rank step_us first_step_ms peak_mb comm_share data_share startup_ms test_accuracy loss world_size device versions; do grep -q "\"$key\"" "$tmp/report.json" 2>/dev/null || missing="$missing $key"; done
 [ -z "$missing" ] && ok "the report has every key of the sheet" || no "the report has every key of the sheet" "missing:$missing"
 fails "an unknown flag of a script is one sentence and status 2" 2 3 "did you mean --epochs?" "$RUN" scripts/train_resnet.lua --epoch 3
-fails "a flag that is not built yet is refused by name" 2 3 "--amp bf16 is not built yet" "$RUN" scripts/train_resnet.lua --amp bf16
+fails "a flag that is not built yet is refused by name" 2 3 "--compile on is not built yet" "$RUN" scripts/train_resnet.lua --compile on
+for amp in bf16 f16; do
+  out=$(timeout 200 "$RUN" -n 2 scripts/train_resnet.lua --amp $amp --accumulate 2 --batch 4 --steps 4 2>&1)
+  [ $? = 0 ] && has "$out" "step 4 of 4" && has "$out" "images/s on 2 ranks" && ok "P1 P5 the script trains in $amp with accumulation" || no "P1 P5 the script trains in $amp with accumulation" "$out"
+done
 fails "a missing data folder is named" 1 3 "/nowhere" "$RUN" -n 2 scripts/train_resnet.lua --model resnet18 --data /nowhere --steps 1
 
 if [ -n "$DDP_TEST_DATA" ] && /usr/bin/python3 -c 'import PIL' 2>/dev/null; then

@@ -14,7 +14,10 @@ local M = {}
 
 -- ---- inputs ------------------------------------------------------------------------------------------------------
 
+local HALF = { f16 = true, bf16 = true }
+
 -- A description of an input: {2, 3} normal numbers; {2, 3, kind = "positive"|"unit"|"int"|"bool"|"label", n =, dtype =}.
+-- wide: f32 where the others are f16 or bf16 (statistics).
 local function make(d, dtype)
   if type(d) ~= "table" or d.value then return d and d.value end
   if d.list then
@@ -31,7 +34,7 @@ local function make(d, dtype)
   if d.kind == "positive" then t = t:abs() + 0.5 end
   if d.kind == "distinct" then t = (ddp.randperm(math.max(t:numel(), 1)):to "f64" * 0.37):slice(1, 1, math.max(t:numel(), 1)):reshape(size) end
   if d.kind == "away" then t = t + t:sign() * 0.3 end -- from 0, where there is a kink
-  return t:to(d.dtype or dtype)
+  return t:to(d.dtype or d.wide and HALF[dtype] and "f32" or dtype)
 end
 
 -- Inputs of a sample, the same values in every dtype: drawn in f64 from one seed.
@@ -85,14 +88,15 @@ local function doubles(t)
   return buf, n
 end
 
--- Largest difference over the largest value, at most tol. NaN fails, unless both have it; comparing nothing fails.
-function M.compare(got, want, tol, what)
+-- Largest difference over the largest value (or least, where that is more), at most tol. NaN fails, unless both have it;
+-- comparing nothing fails.
+function M.compare(got, want, tol, what, least)
   if #got ~= #want or #got == 0 then error(("%s: %d results, expected %d"):format(what, #got, #want), 0) end
   for k = 1, #got do
     local a, n = doubles(got[k])
     local b, m = doubles(want[k])
     if n ~= m or table.concat(got[k]:size(), ",") ~= table.concat(want[k]:size(), ",") then error(what .. ": shapes differ", 0) end
-    local top = 1e-30
+    local top = least or 1e-30
     for i = 0, n - 1 do if math.abs(b[i]) ~= math.huge then top = math.max(top, b[i] == b[i] and math.abs(b[i]) or 0) end end
     for i = 0, n - 1 do
       local same = a[i] == b[i] or (a[i] ~= a[i] and b[i] ~= b[i]) or math.abs(a[i] - b[i]) <= tol * top
@@ -150,15 +154,17 @@ local function relaid(t, how)
   return part
 end
 
-function M.layouts_agree(op, sample, list)
-  local plain = M.run(op, sample, M.inputs(sample, "f32"), list)
+function M.layouts_agree(op, sample, list, dtype)
+  dtype = dtype or "f32"
+  local plain = M.run(op, sample, M.inputs(sample, dtype), list)
   for _, how in ipairs { "transposed", "sliced", "channels-last" } do
-    local inputs = M.inputs(sample, "f32")
+    local inputs = M.inputs(sample, dtype)
     for i = 1, inputs.n do
       if type(inputs[i]) == "table" then for k, x in ipairs(inputs[i]) do inputs[i][k] = relaid(x, how) end
       else inputs[i] = relaid(inputs[i], how) end
     end
-    M.compare(M.run(op, sample, inputs, list), plain, sample.tol or TOL.f32, how)
+    local compare = HALF[dtype] and M.compare_rounded or M.compare
+    compare(M.run(op, sample, inputs, list), plain, sample.tol or TOL.f32, how, HALF[dtype])
   end
 end
 
@@ -169,20 +175,20 @@ function M.twice_the_same(op, sample)
 end
 
 -- In place writes the same values, into the first input, and nothing beside it.
-function M.in_place_agrees(op, op_, sample)
-  local want = M.run(op, sample, M.inputs(sample, "f32"))
-  local inputs = M.inputs(sample, "f32")
+function M.in_place_agrees(op, op_, sample, dtype)
+  local want = M.run(op, sample, M.inputs(sample, dtype or "f32"))
+  local inputs = M.inputs(sample, dtype or "f32")
   local x = inputs[1]
   if table.concat(want[1]:size(), ",") ~= table.concat(x:size(), ",") or want[1]:dtype() ~= x:dtype() then return end
   local n = x:numel()
-  local guarded = ddp.full({ n + 32 }, 12345)
+  local guarded = ddp.full({ n + 32 }, 12352):to(x:dtype()) -- a number of every dtype
   local inner = guarded:narrow(1, 17, n)
   if n > 0 then inner:copy_(x:reshape{ n }) end
   inputs[1] = inner:view(x:size())
   M.run(op_, sample, inputs)
   if n > 0 then M.compare({ inputs[1] }, want, 0, "in place") end
   for i = 1, 16 do
-    if guarded[i]:item() ~= 12345 or guarded[16 + n + i]:item() ~= 12345 then error("in place: wrote outside its tensor", 0) end
+    if guarded[i]:item() ~= 12352 or guarded[16 + n + i]:item() ~= 12352 then error("in place: wrote outside its tensor", 0) end
   end
 end
 
@@ -306,6 +312,119 @@ function M.second_gradients(op, sample)
       return s
     end)
   end, "second gradient")
+end
+
+-- ---- f16 and bf16 ----------------------------------------------------------------------------------------------------
+
+local FORMAT = {
+  f16 = { bits = 10, least = 2 ^ -24, overflow = 65520, nan = 0x7e00, inf = 0x7c00 },
+  bf16 = { bits = 7, least = 2 ^ -133, overflow = 2 ^ 128 * (1 - 2 ^ -9), nan = 0x7fc0, inf = 0x7f80 },
+}
+
+-- Half the distance of neighbours at v, with a hair for what was rounded before; 0 for other dtypes.
+local function rounding(format, v)
+  if not format then return 0 end
+  local _, e = math.frexp(math.abs(v))
+  return 0.502 * math.max(2 ^ (e - 1 - format.bits), format.least)
+end
+
+-- As compare, where results of 16 bits may also be off by their rounding (or by both, where want was rounded too), and
+-- those of f16 overflow.
+function M.compare_rounded(got, want, tol, what, both)
+  if #got ~= #want or #got == 0 then error(("%s: %d results, expected %d"):format(what, #got, #want), 0) end
+  for k = 1, #got do
+    local a, n = doubles(got[k])
+    local b, m = doubles(want[k])
+    if n ~= m or table.concat(got[k]:size(), ",") ~= table.concat(want[k]:size(), ",") then error(what .. ": shapes differ", 0) end
+    local top, format = 1e-30, FORMAT[got[k]:dtype()]
+    for i = 0, n - 1 do if math.abs(b[i]) < math.huge then top = math.max(top, math.abs(b[i])) end end
+    for i = 0, n - 1 do
+      local same = a[i] == b[i] or (a[i] ~= a[i] and b[i] ~= b[i]) or math.abs(a[i] - b[i]) <= tol * top + rounding(format, b[i]) * (both and 2 or 1)
+      if format and math.abs(a[i]) == math.huge then same = a[i] * b[i] > 0 and math.abs(b[i]) * (1 + tol) >= format.overflow end
+      if not same then error(("%s: element %d of result %d is %.9g, expected %.9g (largest %.3g)"):format(what, i, k, a[i], b[i], top), 0) end
+    end
+  end
+end
+
+local function mapped(inputs, fn)
+  local out = { n = inputs.n }
+  for i = 1, inputs.n do
+    local v = inputs[i]
+    if type(v) == "table" then
+      out[i] = {}
+      for k, x in ipairs(v) do out[i][k] = fn(x) end
+    else out[i] = ddp.is_tensor(v) and fn(v) or v end
+  end
+  return out
+end
+
+local FLOATS = { f16 = true, bf16 = true, f32 = true, f64 = true }
+local function in_f64(inputs) return mapped(inputs, function(t) return FLOATS[t:dtype()] and t:to "f64" or t end) end
+
+-- The first element of the first input of this dtype becomes NaN or infinite. False when there is none.
+local function poison(inputs, dtype, with)
+  local done = false
+  mapped(inputs, function(t)
+    if not done and t:dtype() == dtype and t:numel() > 0 then
+      t:data()[0] = FORMAT[dtype][with]
+      done = true
+    end
+    return t
+  end)
+  return done
+end
+
+-- The op in f16 or bf16 against reference kernels in f64 on the same, rounded, values: one rounding apart, and what f32
+-- adds up to. with: "nan" or "inf" in the inputs. False when no input has the dtype.
+function M.half_against_reference(op, reference, sample, dtype, list, with)
+  local function inputs()
+    local t = M.inputs(sample, dtype)
+    local has = not with
+    mapped(t, function(x) has = has or x:dtype() == dtype return x end)
+    if with then has = poison(t, dtype, with) end
+    return has and t
+  end
+  local x = inputs()
+  if not x then return false end
+  local want = M.run(reference, sample, sample.draws and x or in_f64(x), "ref")
+  if not with then M.finite(want, "reference") end
+  M.compare_rounded(M.run(op, sample, inputs(), list), want, sample.tol or TOL.f32, dtype .. " " .. (with or "") .. " " .. (list or "usual kernels"))
+  return true
+end
+
+-- The gradient in f16 or bf16 against the one in f64 at the same values, a few roundings apart: of the largest element, or
+-- of 1, for what the rule reads (a result near 1, say) was rounded too.
+function M.half_gradients(op, sample, dtype)
+  local function grads(inputs)
+    local list, total = {}, nil
+    for i = 1, inputs.n do
+      if not (sample.constant or {})[i] then
+        inputs[i] = mapped({ n = 1, inputs[i] }, function(t)
+          if not FLOATS[t:dtype()] then return t end
+          list[#list + 1] = t:detach():requires_grad_(true)
+          return list[#list]
+        end)[1]
+      end
+    end
+    local y = M.run(op, sample, inputs)
+    ddp.manual_seed(99)
+    for _, t in ipairs(y) do
+      local w = (ddp.rand(t:size(), { dtype = "f64" }) + 0.5):to(dtype):to "f64"
+      if t.requires_grad then
+        local s = (t:to "f64" * w):sum()
+        total = total and total + s or s
+      end
+    end
+    if not total then error("gradients: no result depends on an input", 0) end
+    return ddp.grad({ total }, list, { allow_unused = true }), #list
+  end
+  local inputs = M.inputs(sample, dtype)
+  local want = grads(in_f64(inputs))
+  local got, n = grads(inputs)
+  for i = 1, n do
+    if (got[i] == nil) ~= (want[i] == nil) then error("gradients: one is missing", 0) end
+    if got[i] then M.compare({ got[i] }, { want[i] }, 6 * 2 ^ -(FORMAT[dtype].bits + 1), dtype .. " gradient " .. i, 1) end
+  end
 end
 
 -- The op must refuse with this text.

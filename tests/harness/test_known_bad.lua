@@ -7,6 +7,7 @@ local base = require "ddp.ffi"
 local ffi = require "ffi"
 
 local sample = { inputs = { { 3, 4 }, { 3, 4 } } }
+local long = { inputs = { { 300 } } }
 local one = { inputs = { { 3, 4, kind = "away" } } }
 
 -- An op with a gradient of the test's own: forward(x...) and backward(g, x...) -> gradients.
@@ -84,6 +85,40 @@ caught("no results at all", function() checks.compare({}, {}, 1e-5, "nothing") e
 caught("accepts bad input", function() checks.must_fail(function(a) return a end, { inputs = { { 3 } }, text = "bad" }) end)
 caught("a wrong second gradient", function()
   checks.second_gradients(custom(function(a) return a * a end, function(g, a) return g * a:detach() * 2 end), one)
+end)
+
+t.test("a correct op of 16 bits passes", function()
+  for _, dtype in ipairs { "f16", "bf16" } do
+    checks.half_against_reference(ops.mul, ops.mul, sample, dtype)
+    checks.half_against_reference(ops.mul, ops.mul, sample, dtype, nil, "nan")
+    checks.half_gradients(ops.mul, sample, dtype)
+    checks.half_against_reference(ops.sum, ops.sum, long, dtype)
+  end
+end)
+caught("bf16 cut off instead of rounded", function()
+  checks.half_against_reference(function(a, b)
+    local wide = ops.mul(a:float(), b:float())
+    local bits = ffi.cast("uint32_t *", base.C.ddp_data(wide))
+    for i = 0, wide:numel() - 1 do bits[i] = bit.band(bits[i], 0xffff0000) end
+    return wide:to "bf16"
+  end, ops.mul, sample, "bf16")
+end)
+caught("a sum added up in bf16", function()
+  checks.half_against_reference(function(x)
+    local s = x[1]:clone()
+    for i = 2, x:numel() do s = s + x[i] end
+    return s
+  end, ops.sum, long, "bf16")
+end)
+caught("a gradient added up in bf16", function()
+  checks.half_gradients(custom(function(x) return x * 3 end, function(g)
+    local s = g * 0
+    for _ = 1, 300 do s = s + g * 0.01 end
+    return s
+  end), one, "bf16")
+end)
+caught("NaN that a comparison loses", function()
+  checks.half_against_reference(function(x) return ops.where(ops.gt(x, 0), x, 0) end, ops.relu, one, "bf16", nil, "nan")
 end)
 
 t.done()

@@ -131,4 +131,69 @@ t.test("clip_grad_norm_ scales to the norm and returns what it was", function()
   t.near(a.grad:norm():item(), 1, 1e-4)
 end)
 
+-- Numbers of PyTorch 2.8.
+local function near(got, want, message) for i, w in ipairs(want) do t.near(got[i], w, 2e-6, message) end end
+
+t.test("GELU, exact and with tanh, and SiLU give PyTorch's values and gradients", function()
+  local function check(f, values, grads)
+    local x = ddp.tensor({ -3, -1, -0.5, 0, 0.5, 1, 3 }, { requires_grad = true })
+    local y = f(x)
+    near(y:tolist(), values)
+    y:sum():backward()
+    near(x.grad:tolist(), grads)
+  end
+  check(nn.GELU(), { -0.0040502, -0.1586553, -0.1542688, 0, 0.3457312, 0.8413447, 2.9959497 },
+    { -0.0119456, -0.0833154, 0.1325049, 0.5, 0.8674951, 1.0833154, 1.0119456 })
+  check(nn.GELU { approximate = "tanh" }, { -0.0036374, -0.158808, -0.154286, 0, 0.345714, 0.841192, 2.9963627 },
+    { -0.0115843, -0.0829641, 0.1326301, 0.5, 0.8673699, 1.0829641, 1.0115843 })
+  check(nn.SiLU(), { -0.1422776, -0.2689414, -0.1887703, 0, 0.3112297, 0.7310586, 2.8577225 },
+    { -0.0881041, 0.0723295, 0.2600388, 0.5, 0.7399612, 0.9276705, 1.0881041 })
+  t.fails(function() F.gelu(ddp.ones(1), { approximate = "erf" }) end, "expected none or tanh")
+end)
+t.test("LayerNorm gives PyTorch's values and gradients", function()
+  local m = nn.LayerNorm(3)
+  m:load_state_dict { weight = ddp.tensor { 1, 0.5, 2 }, bias = ddp.tensor { 0, 1, -1 } }
+  local x = ddp.tensor({ { 1, 2, 4 }, { 0, -1, 3 } }, { requires_grad = true })
+  local y = m(x)
+  near(y:reshape(6):tolist(), { -1.069041, 0.86637, 1.672604, -0.392232, 0.509711, 1.745621 });
+  (y * ddp.tensor { { 1, 2, 3 }, { -1, 0, 1 } }):sum():backward()
+  near(x.grad:reshape(6):tolist(), { 0.572688, -0.859055, 0.286365, -0.543091, 0.407315, 0.135775 })
+  near(m.weight.grad:tolist(), { -0.67681, -0.534521, 5.381716 })
+  near(m.bias.grad:tolist(), { 0, 2, 4 })
+end)
+t.test("LayerNorm normalises over several dims, and refuses other sizes by name", function()
+  ddp.manual_seed(3)
+  local y = nn.LayerNorm({ 4, 5 }, { elementwise_affine = false })(ddp.randn(6, 4, 5) * 3 + 7)
+  for i = 1, 6 do
+    t.near(y[i]:mean():item(), 0, 1e-5)
+    t.near((y[i] * y[i]):mean():item(), 1, 1e-4)
+  end
+  t.eq(#nn.LayerNorm(3, { bias = false }):parameters(), 1)
+  t.fails(function() nn.LayerNorm(5)(ddp.ones(2, 4)) end, "layer_norm: x is [2,4], expected its last sizes to be [5]")
+  t.fails(function() nn.LayerNorm({ 2, 4 })(ddp.ones(4)) end, "x is [4]")
+  t.fails(function() nn.LayerNorm(0) end, "normalized_shape")
+end)
+t.test("LayerNorm and BatchNorm2d with f32 parameters take x of 16 bits and keep its dtype", function()
+  for _, dtype in ipairs { "f16", "bf16" } do
+    local norm, x = nn.LayerNorm(4), ddp.randn(3, 4):to(dtype):requires_grad_(true)
+    local y = norm(x)
+    y:sum():backward()
+    t.eq({ y:dtype(), x.grad:dtype(), norm.weight.grad:dtype() }, { dtype, dtype, "f32" })
+    local bn = nn.BatchNorm2d(2)
+    t.eq(bn(ddp.randn(3, 2, 4, 4):to(dtype)):dtype(), dtype)
+    t.eq(bn.running_mean:dtype(), "f32")
+  end
+end)
+t.test("Embedding picks rows by ids of any shape and adds their gradients up", function()
+  local m = nn.Embedding(4, 2)
+  local ids = ddp.tensor({ { 1, 3 }, { 1, 0 } }, { dtype = "i64" })
+  local y = m(ids)
+  t.eq(y:size(), { 2, 2, 2 })
+  t.ok(y[1][1]:equal(m.weight[2]) and y[2][2]:equal(m.weight[1]))
+  t.ok(y:equal(F.embedding(ids, m.weight)))
+  y:sum():backward()
+  t.eq(m.weight.grad:tolist(), { { 1, 1 }, { 2, 2 }, { 0, 0 }, { 1, 1 } })
+  t.fails(function() m(ddp.tensor({ 4 }, { dtype = "i64" })) end, "id 4 at position 0, expected 0 to 3")
+end)
+
 t.done()

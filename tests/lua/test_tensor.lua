@@ -85,7 +85,10 @@ t.test("f16 and bf16 store and cast, rounding to nearest even", function()
   local a = ddp.tensor { 1, 1 + 2 ^ -11, 1 + 3 * 2 ^ -11, 65504, 65520, 1e-8, -2.5 }
   t.eq(a:to "f16":float():tolist(), { 1, 1, 1 + 2 ^ -9, 65504, math.huge, 0, -2.5 })
   t.eq(ddp.tensor { 1, 1 + 2 ^ -8, 1 + 3 * 2 ^ -8 }:to "bf16":float():tolist(), { 1, 1, 1 + 2 ^ -6 })
-  t.fails(function() return a:to "f16" + 1 end, "f16")
+  t.eq((a:to "f16" + 1):dtype(), "f16")
+  t.eq((a:to "f16" + a:to "bf16"):dtype(), "f32")
+  t.eq((ddp.tensor { 3 }:to "bf16" * 0.1):float():tolist(), { 0.30078125 }) -- the number is not rounded first
+  t.eq((1 - ddp.tensor { 0.5 }:to "bf16"):dtype(), "bf16")
 end)
 t.test("errors name the op, what it got and the user's line", function()
   local err = t.fails(function()

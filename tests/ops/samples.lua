@@ -122,33 +122,51 @@ S.conv2d_grad_weight = { samples = { { inputs = { { 1, 4, 3, 3 }, { 1, 2, 5, 5 }
 
 -- ---- normalisation --------------------------------------------------------------------------------------------------------
 S.batch_norm = { samples = { { inputs = { { 4, 3, 2, 2 }, { 3 }, { 3 }, false, false } }, { inputs = { { 5, 3 }, { 3 }, { 3 }, false, false } }, { inputs = { { 3, 2, 3, 3 }, false, false, false, false } },
-  { inputs = { { 3, 2, 3, 3 }, { 2 }, { 2 }, { 2 }, { 2, kind = "positive" } }, args = { false }, constant = { [4] = true, [5] = true } },
-  { inputs = { { 8, 17, 6, 6 }, { 17 }, { 17 }, { 17 }, { 17, kind = "positive" } }, no_grad = true }, { inputs = { { 16, 64, 12, 12 }, { 64 }, { 64 }, false, false }, no_grad = true } },
+  { inputs = { { 3, 2, 3, 3 }, { 2 }, { 2 }, { 2, wide = true }, { 2, kind = "positive", wide = true } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 4, 3, 2, 2 }, { 3, wide = true }, { 3, wide = true }, false, false } }, { inputs = { { 8, 17, 6, 6 }, { 17, wide = true }, { 17, wide = true }, { 17, wide = true }, { 17, kind = "positive", wide = true } }, no_grad = true },
+  { inputs = { { 8, 17, 6, 6 }, { 17 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true } }, no_grad = true }, { inputs = { { 16, 64, 12, 12 }, { 64 }, { 64 }, false, false }, no_grad = true } },
   fail = { { inputs = { { 4 }, false, false, false, false }, text = "expected [N, C, ...]" }, { inputs = { { 1, 3 }, false, false, false, false }, text = "no variance to train on" },
-    { inputs = { { 4, 3 }, { 2 }, false, false, false }, text = "weight is [2], expected [3]" } } }
-S.batch_norm_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3 }, { 3 }, { 3, kind = "positive" } }, args = { false }, constant = { [4] = true, [5] = true } },
-  { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17 }, { 17, kind = "positive" } }, no_grad = true } },
+    { inputs = { { 4, 3 }, { 2 }, false, false, false }, text = "weight is [2], expected [3]" },
+    { dtype = "bf16", inputs = { { 4, 3 }, false, false, { 3 }, { 3 } }, text = "running_mean is bf16, expected f32" } } }
+S.batch_norm_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3 }, { 3, wide = true }, { 3, kind = "positive", wide = true } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3, wide = true }, { 3, wide = true }, { 3, kind = "positive", wide = true } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true } }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, { 4, 2 }, false, { 2 }, { 2 } }, text = "g is [4,3], x [4,2]" } } }
+
+local act = "away" -- not near relu's kink
+S.batch_norm_act = { samples = { { inputs = { { 4, 3, 2, 2 }, { 3 }, { 3 }, false, false, false } }, { inputs = { { 5, 3 }, { 3 }, { 3 }, false, false, { 5, 3 } } }, { inputs = { { 3, 2, 3, 3 }, false, false, false, false, { 3, 2, 3, 3 } } },
+  { inputs = { { 3, 2, 3, 3 }, { 2 }, { 2 }, { 2, wide = true }, { 2, kind = "positive", wide = true }, { 3, 2, 3, 3 } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 3, 2, 3, 3, kind = act }, false, false, { 2, wide = true }, { 2, kind = "positive", wide = true }, false }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 8, 17, 6, 6 }, { 17 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true }, { 8, 17, 6, 6 } }, no_grad = true },
+  { inputs = { { 16, 64, 12, 12 }, { 64 }, { 64 }, false, false, false }, no_grad = true } },
+  fail = { { inputs = { { 4, 3 }, false, false, false, false, { 4, 2 } }, text = "residual is [4,2], x [4,3]" }, { inputs = { { 1, 3 }, false, false, false, false, false }, text = "no variance to train on" } } }
+S.batch_norm_act_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3 }, { 3, wide = true }, { 3, kind = "positive", wide = true }, { 3 } }, args = { false }, constant = { [4] = true, [5] = true } },
+  { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true }, false }, no_grad = true },
+  { inputs = { { 8, 64, 12, 12 }, { 8, 64, 12, 12 }, { 64 }, { 64, wide = true }, { 64, kind = "positive", wide = true }, { 64 } }, no_grad = true } },
+  fail = { { inputs = { { 4, 3 }, { 4, 2 }, false, { 2 }, { 2 }, false }, text = "g is [4,3], x [4,2]" } } }
 
 -- ---- pooling ------------------------------------------------------------------------------------------------------------------
 local exceeds = { inputs = { { 1, 1, 2, 2 } }, args = { 3 }, text = "the window exceeds the padded x" }
-S.max_pool2d = { samples = { { inputs = { { 2, 3, 4, 4, kind = "distinct" } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6, kind = "distinct" } }, args = { 3, 2, 1 } }, { inputs = { { 2, 16, 9, 9, kind = "distinct" } }, args = { 3, 1, 1 }, no_grad = true } },
+S.max_pool2d = { samples = { { inputs = { { 2, 3, 4, 4, kind = "distinct" } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6, kind = "distinct" } }, args = { 3, 2, 1 } }, { inputs = { { 2, 16, 9, 9, kind = "distinct" } }, args = { 3, 1, 1 }, no_grad = true },
+  { inputs = { { 1, 300, 4, 4, kind = "distinct" } }, args = { 2 }, no_grad = true } },
   fail = { exceeds, { inputs = { { 1, 1, 4, 4 } }, args = { 2, 2, 2 }, text = "at most half the kernel" } } }
-S.max_pool2d_grad = { samples = { { inputs = { { 1, 2, 2, 2 }, { 1, 2, 2, 2, kind = "label", n = 16 } }, args = { { 1, 2, 4, 4 } } } },
+S.max_pool2d_grad = { samples = { { inputs = { { 1, 2, 2, 2 }, { 1, 2, 2, 2, kind = "label", n = 16 } }, args = { { 1, 2, 4, 4 } } },
+  { inputs = { { 80, 16, 8, 8 }, { 80, 16, 8, 8, kind = "label", n = 256 } }, args = { { 80, 16, 16, 16 } }, no_grad = true } },
   fail = { { inputs = { { 1, 2, 2, 2 }, { 1, 2, 2, 3, kind = "label", n = 16 } }, args = { { 1, 2, 4, 4 } }, text = "g is [1,2,2,2]" } } }
-S.avg_pool2d = { samples = { { inputs = { { 2, 3, 4, 4 } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6 } }, args = { 3, 2, 1 } }, { inputs = { { 1, 2, 5, 5 } }, args = { 3, 2, 1, false } } }, fail = { exceeds } }
-S.avg_pool2d_grad = { samples = { { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 5, 5 }, 3, 2, 1 } }, { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 5, 5 }, 3, 2, 1, false } } },
+S.avg_pool2d = { samples = { { inputs = { { 1, 300, 4, 4 } }, args = { 2 }, no_grad = true }, { inputs = { { 2, 3, 4, 4 } }, args = { 2 } }, { inputs = { { 1, 2, 5, 6 } }, args = { 3, 2, 1 } }, { inputs = { { 1, 2, 5, 5 } }, args = { 3, 2, 1, false } } }, fail = { exceeds } }
+S.avg_pool2d_grad = { samples = { { inputs = { { 80, 16, 8, 8 } }, args = { { 80, 16, 16, 16 }, 2 }, no_grad = true }, { inputs = { { 1, 300, 2, 2 } }, args = { { 1, 300, 4, 4 }, 2 }, no_grad = true }, { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 5, 5 }, 3, 2, 1 } }, { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 5, 5 }, 3, 2, 1, false } } },
   fail = { { inputs = { { 1, 2, 3, 3 } }, args = { { 1, 2, 8, 8 }, 2 }, text = "g is [1,2,3,3], expected [1,2,4,4]" } } }
 S.adaptive_avg_pool2d = { samples = { { inputs = { { 2, 3, 5, 7 } }, args = { { 2, 3 } } }, { inputs = { { 2, 16, 4, 4 } }, args = { 1 } } }, fail = { { inputs = { { 1, 1, 2, 2 } }, args = { 0 }, text = "at least 1" } } }
 S.adaptive_avg_pool2d_grad = { samples = { { inputs = { { 2, 3, 2, 3 } }, args = { { 2, 3, 5, 7 } } } }, fail = { { inputs = { { 2, 3, 2, 3 } }, args = { { 2, 4, 5, 7 } }, text = "expected [2,4,2,3]" } } }
 
 -- ---- softmax and loss ------------------------------------------------------------------------------------------------------------
-S.softmax = { samples = { { inputs = { { 3, 5 } }, args = { -1 } }, { inputs = { { 2, 3, 4 } }, args = { 2 } }, { inputs = { { 40, 33 } }, args = { 2 }, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 2 }, text = "dim 1 of a tensor of 1 dims" } } }
+S.softmax = { samples = { { inputs = { { 3, 5 } }, args = { -1 } }, { inputs = { { 2, 3, 4 } }, args = { 2 } }, { inputs = { { 40, 33 } }, args = { 2 }, no_grad = true }, { inputs = { { 2, 5003 } }, args = { 2 }, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 2 }, text = "dim 1 of a tensor of 1 dims" } } }
 S.log_softmax = { samples = S.softmax.samples, fail = S.softmax.fail }
 local label = { inputs = { { 4, 3 }, { 4, kind = "label", n = 3 } } }
-S.cross_entropy = { samples = { label, { inputs = { { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, -100, 0.1 } }, { inputs = { { 2, 3, 4 }, { 2, 4, kind = "label", n = 3 } }, args = { 2, 1 } }, { inputs = { { 64, 10 }, { 64, kind = "label", n = 10 } }, no_grad = true } },
+S.cross_entropy = { samples = { label, { inputs = { { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, -100, 0.1 } }, { inputs = { { 2, 3, 4 }, { 2, 4, kind = "label", n = 3 } }, args = { 2, 1 } }, { inputs = { { 64, 10 }, { 64, kind = "label", n = 10 } }, no_grad = true },
+  { inputs = { { 3, 5003 }, { 3, kind = "label", n = 5003 } }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, { 4, kind = "label", n = 1 } }, args = { 7 }, text = "reduction 7" }, { inputs = { { 2, 3 }, { value = true } }, text = "target" } } }
-S.cross_entropy_grad = { samples = { { inputs = { {}, { 4, 3 }, { 4, kind = "label", n = 3 } } }, { inputs = { { 4 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, 1, 0.2 } } },
+S.cross_entropy_grad = { samples = { { inputs = { { 3 }, { 3, 5003 }, { 3, kind = "label", n = 5003 } }, args = { 0 }, no_grad = true }, { inputs = { {}, { 4, 3 }, { 4, kind = "label", n = 3 } } }, { inputs = { { 4 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, 1, 0.2 } } },
   fail = { { inputs = { { 2 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, text = "expected the loss's shape" } } }
 S.dropout = { samples = { { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
 
@@ -176,12 +194,12 @@ local bad_size = { args = { { -1 } }, text = "is negative" }
 S.full = { samples = { { args = { { 2, 3 }, 1.5 } }, { args = { {}, 2 } } }, fail = { { args = { { -1 }, 0 }, text = "is negative" } } }
 S.arange = { samples = { { args = { 0, 5, 1, "f32" } }, { args = { 1, 2, 0.25, "f64" } } }, fail = { { args = { 0, 5, -1 }, text = "does not lead from 0 to 5" } } }
 S.eye = { samples = { { args = { 3 } }, { args = { 2, 4 } } }, fail = { { args = { -1 }, text = "is negative" } } }
-S.rand = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "f64" }, seed = 1 } }, fail = { bad_size, { args = { { 2 }, "i64" }, text = "draws f32 or f64" } } }
-S.randn = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 1001 } }, seed = 1 } }, fail = { bad_size } }
+S.rand = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "bf16" }, seed = 1 }, { args = { { 300 }, "f16" }, seed = 1 }, { args = { { 300 }, "f64" }, seed = 1 } }, fail = { bad_size, { args = { { 2 }, "i64" }, text = "draws floating dtypes" } } }
+S.randn = { samples = { { args = { { 3, 5 } }, seed = 1 }, { args = { { 300 }, "bf16" }, seed = 1 }, { args = { { 300 }, "f16" }, seed = 1 }, { args = { { 1001 } }, seed = 1 } }, fail = { bad_size } }
 S.randint = { samples = { { args = { 0, 10, { 50 } }, seed = 1 } }, fail = { { args = { 3, 3, { 2 } }, text = "lo 3 is not below hi 3" } } }
 S.randperm = { samples = { { args = { 10 }, seed = 1 } }, fail = { { args = { -2 }, text = "is negative" } } }
-S.uniform_ = { samples = { { inputs = { { 33 } }, args = { -1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws f32 or f64" } } }
-S.normal_ = { samples = { { inputs = { { 33 } }, args = { 1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws f32 or f64" } } }
+S.uniform_ = { samples = { { inputs = { { 33 } }, args = { -1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws floating dtypes" } } }
+S.normal_ = { samples = { { inputs = { { 33 } }, args = { 1, 2 }, seed = 1, no_grad = true, draws = true } }, fail = { { inputs = { { 3, kind = "int" } }, text = "draws floating dtypes" } } }
 S.bernoulli_ = { samples = { { inputs = { { 33 } }, args = { 0.3 }, seed = 1, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 2 }, text = "p is 2, expected 0 to 1" } } }
 for _, name in ipairs { "rand", "randn" } do for _, s in ipairs(S[name].samples) do s.draws = true end end
 
@@ -194,15 +212,52 @@ local function lists(n, sizes)
   end
   return out
 end
-S.sgd_step = { returns_first = true, samples = { { inputs = lists(3, { { 3 }, { 2, 4 } }), args = { 0.1, 0.9, 0, 0.01 } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false } }, { inputs = lists(3, { { 5 } }), args = { 0.1, 0.9, 0, 0, true, true } } },
-  fail = { { inputs = { { list = { { 3 } } }, { list = { { 4 } } }, { list = { { 3 } } } }, args = { 0.1 }, text = "its grads f32 [4]" } } }
-S.adam_step = { returns_first = true, samples = { { inputs = lists(4, { { 3 }, { 2, 4 } }), args = { 0.01 } }, { inputs = lists(4, { { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3 } } },
-  fail = { { inputs = lists(4, { { 3 } }), args = { 0.01, 0.9, 0.999, 1e-8, 0, false, 0 }, text = "step is 0" } } }
+local halves_refused = { dtype = "bf16", text = "parameter 1 is bf16, expected f32 or f64; keep parameters in f32 and compute under autocast" }
+S.sgd_step = { returns_first = true, no_half = true, samples = { { inputs = lists(3, { { 3 }, { 2, 4 } }), args = { 0.1, 0.9, 0, 0.01 } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false } }, { inputs = lists(3, { { 5 } }), args = { 0.1, 0.9, 0, 0, true, true } } },
+  fail = { { inputs = { { list = { { 3 } } }, { list = { { 4 } } }, { list = { { 3 } } } }, args = { 0.1 }, text = "its grads f32 [4]" },
+    { inputs = lists(3, { { 3 } }), args = { 0.1 }, dtype = halves_refused.dtype, text = halves_refused.text } } }
+S.adam_step = { returns_first = true, no_half = true, samples = { { inputs = lists(4, { { 3 }, { 2, 4 } }), args = { 0.01 } }, { inputs = lists(4, { { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3 } } },
+  fail = { { inputs = lists(4, { { 3 } }), args = { 0.01, 0.9, 0.999, 1e-8, 0, false, 0 }, text = "step is 0" },
+    { inputs = lists(4, { { 3 } }), args = { 0.01 }, dtype = halves_refused.dtype, text = halves_refused.text } } }
+
+-- ---- gradients before the step ---------------------------------------------------------------------------------------------------------------
+local none, whole_numbers = { inputs = { { list = {} } }, text = "no gradients" }, { inputs = { { list = { { 2, kind = "int" } } } }, text = "gradient 1 is i64, expected f32 or f64" }
+S.grad_unscale_ = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.25 } }, { inputs = lists(1, { { 70000 }, { 37 } }), args = { 3 } } }, fail = { none, whole_numbers } }
+S.grad_clip_ = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.5 } }, { inputs = lists(1, { { 140001 }, { 37 } }), args = { 3 } },
+  { inputs = lists(1, { { 3 }, { 4 } }), args = { 1000 } }, { inputs = lists(1, { { 5 } }) } }, fail = { none, whole_numbers, { inputs = lists(1, { { 3 } }), args = { -1 }, text = "max_norm is -1" } } }
 
 -- ---- collectives (a world of one) ------------------------------------------------------------------------------------------------------------
 S.all_gather = { samples = { { inputs = { { 2, 3 } } } }, fail = {} }
 S.reduce_scatter = { samples = { { inputs = { { 2, 3 } } } }, fail = { { inputs = { { 3, kind = "int" } }, args = { 1 }, text = "the mean of i64" } } }
 S.all_reduce_ = { samples = { { inputs = { { 2, 3 } }, no_grad = true } }, fail = { { inputs = { { 2 } }, args = { 9 }, text = "op 9" } } }
 S.broadcast_ = { samples = { { inputs = { { 2, 3 } }, no_grad = true } }, fail = { { inputs = { { 2 } }, args = { 4 }, text = "root 4 in a world of 1" } } }
+
+-- ---- layers of transformers -------------------------------------------------------------------------------------------------------------------
+S.layer_norm = { samples = { { inputs = { { 4, 5 }, { 5 }, { 5 } } }, { inputs = { { 2, 3, 4 }, false, false } }, { inputs = { { 2, 3, 4 }, { 3, 4, wide = true }, { 3, 4, wide = true } }, args = { 2 } },
+  { inputs = { { 7 }, { 7 }, false }, args = { 1, 1e-3 } }, { inputs = { { 40, 65 }, { 65, wide = true }, { 65, wide = true } }, no_grad = true }, { inputs = { { 3, 2500 }, { 2500 }, { 2500 } }, no_grad = true } },
+  fail = { { inputs = { { 4, 5 }, { 4 }, false }, text = "weight is [4], expected [5] for x [4,5]" }, { inputs = { { 4, 5 }, false, false }, args = { 3 }, text = "dims is 3, expected 1 to 2" },
+    { inputs = { { 4, 0 }, false, false }, text = "nothing to normalise" }, { inputs = { { 4, 5, kind = "int" }, false, false }, text = "expected a floating dtype" } } }
+-- mean and rstd must belong to x where second gradients are differences: no_grad.
+S.layer_norm_grad = { samples = { { inputs = { { 4, 5 }, { 4, 5 }, { 5 }, { 4, wide = true }, { 4, kind = "positive", wide = true } }, no_grad = true },
+  { inputs = { { 2, 3, 4 }, { 2, 3, 4 }, false, { 2, wide = true }, { 2, kind = "positive", wide = true } }, args = { 2 }, no_grad = true },
+  { inputs = { { 40, 65 }, { 40, 65 }, { 65, wide = true }, { 40, wide = true }, { 40, kind = "positive", wide = true } }, no_grad = true },
+  { inputs = { { 3, 2500 }, { 3, 2500 }, { 2500 }, { 3, wide = true }, { 3, kind = "positive", wide = true } }, no_grad = true } },
+  fail = { { inputs = { { 4, 5 }, { 4, 6 }, false, { 4 }, { 4 } }, text = "g is [4,5], x [4,6]" }, { inputs = { { 4, 5 }, { 4, 5 }, false, { 5 }, { 4 } }, text = "mean is [5], expected [4]" } } }
+S.embedding = { samples = { { inputs = { { 5, 3 }, { 4, kind = "label", n = 5 } } }, { inputs = { { 5, 3 }, { 2, 3, kind = "label", n = 5 } } }, { inputs = { { 5, 3 }, { kind = "label", n = 5 } } },
+  { inputs = { { 50, 130 }, { 8, 9, kind = "label", n = 50 } }, no_grad = true } },
+  fail = { { inputs = { { 2, 2 }, { 3, kind = "int", lo = 5, n = 9 } }, text = "expected 0 to 1" }, { inputs = { { 2 }, { 3, kind = "label", n = 2 } }, text = "expected 2 dims" } } }
+S.embedding_grad = { samples = { { inputs = { { 4, 3 }, { 4, kind = "label", n = 5 } }, args = { 5 } }, { inputs = { { 2, 3, 2 }, { 2, 3, kind = "label", n = 4 } }, args = { 4 } },
+  { inputs = { { 90, 130 }, { 90, kind = "label", n = 7 } }, args = { 7 }, no_grad = true } },
+  fail = { { inputs = { { 4, 3 }, { 5, kind = "label", n = 5 } }, args = { 5 }, text = "g is [4,3], ids [5]" } } }
+local function gelu_tanh(x) return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x ^ 3))) end
+S.gelu = unary(nil)
+for _, shape in ipairs { { 2, 3 }, { 37 } } do S.gelu.samples[#S.gelu.samples + 1] = { inputs = { shape }, args = { true }, list_value = function(x)
+  local out = {}
+  for i, v in ipairs(x:reshape(x:numel()):tolist()) do out[i] = gelu_tanh(v) end
+  return out
+end } end
+S.gelu_grad = { samples = { { inputs = { { 2, 3 }, { 2, 3 } } }, { inputs = { { 37 }, { 37 } } }, { inputs = { { 2, 3 }, { 2, 3 } }, args = { true } }, { inputs = { { 37 }, { 37 } }, args = { true } } },
+  fail = { { inputs = { { 3 }, { 4 } }, text = "g is [3], x [4]" } } }
+S.silu = unary(function(x) return x / (1 + math.exp(-x)) end)
 
 return S

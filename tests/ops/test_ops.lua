@@ -9,7 +9,7 @@ local ddp = require "ddp"
 -- Ops without a gradient, by nature; those of the list flagged so.
 local NO_GRAD = {}
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "argmax", "full", "arange", "eye", "rand", "randn", "randint", "randperm", "uniform_", "normal_",
-  "bernoulli_", "sgd_step", "adam_step", "all_gather", "reduce_scatter", "all_reduce_", "broadcast_" } do NO_GRAD[name] = true end
+  "bernoulli_", "sgd_step", "adam_step", "grad_unscale_", "grad_clip_", "all_gather", "reduce_scatter", "all_reduce_", "broadcast_" } do NO_GRAD[name] = true end
 
 -- Elementwise: the samples' scalar function over broadcast flat elements.
 local function elementwise(value)
@@ -39,16 +39,44 @@ end
 
 local function each(entry, fn) for _, s in ipairs(entry.samples) do fn(s) end end
 
--- An op that returns a status only gives back its lists, so that what it wrote is compared.
+-- An op that writes into its lists gives them back too, so that what it wrote is compared.
 local function callable(name, entry)
   local f = ops[name]
   if not entry.returns_first then return f end
   return function(...)
     local args = { ... }
-    f(...)
-    local out = {}
+    local result = f(...)
+    local out = { ddp.is_tensor(result) and result or nil }
     for _, a in ipairs(args) do if type(a) == "table" then for _, x in ipairs(a) do out[#out + 1] = x end end end
     return unpack(out)
+  end
+end
+
+-- f16 and bf16: the usual kernels and the reference, values that are not finite, layouts, in place, gradients.
+local function halves(name, entry, op)
+  local list = { false, "ref" }
+  if #signatures[name].inputs == 0 then return end
+  for _, dtype in ipairs { "f16", "bf16" } do
+    local of = name .. " in " .. dtype .. ": "
+    t.test(of .. "one rounding from f64", function()
+      each(entry, function(s) for _, l in ipairs(list) do checks.half_against_reference(op, op, s, dtype, l or nil) end end)
+    end)
+    t.test(of .. "NaN and infinity as in f64", function()
+      each(entry, function(s)
+        for _, l in ipairs(list) do
+          for _, with in ipairs { "nan", "inf" } do checks.half_against_reference(op, op, s, dtype, l or nil, with) end
+        end
+      end)
+    end)
+    if not entry.keeps_layout then
+      t.test(of .. "layouts agree", function() each(entry, function(s) checks.layouts_agree(op, s, nil, dtype) end) end)
+    end
+    if signatures[name].in_place then
+      t.test(of .. "in place equals out of place", function() each(entry, function(s) checks.in_place_agrees(op, ops[name .. "_"], s, dtype) end) end)
+    end
+    if not NO_GRAD[name] then
+      t.test(of .. "gradients", function() each(entry, function(s) if not s.no_grad then checks.half_gradients(op, s, dtype) end end) end)
+    end
   end
 end
 
@@ -73,6 +101,7 @@ for _, name in ipairs(names) do
     if #signatures[name].inputs > 0 and not entry.keeps_layout then
       t.test(name .. ": layouts agree", function() each(entry, function(s) checks.layouts_agree(op, s) end) end)
     end
+    if not entry.no_half then halves(name, entry, op) end
     if signatures[name].in_place then
       t.test(name .. ": in place equals out of place", function() each(entry, function(s) checks.in_place_agrees(op, ops[name .. "_"], s) end) end)
     end

@@ -2,17 +2,21 @@
 -- is a 3x3 convolution of stride 1 without the max pool, "imagenet" the usual one. resnet20 is the paper's for CIFAR.
 local base = require "ddp.ffi"
 local nn = require "ddp.nn"
-local ops = require "ddp.ops"
+local layers = require "ddp.nn.layers"
 local free = base.free
 
 local function conv3x3(i, o, stride) return nn.Conv2d(i, o, 3, { stride = stride, padding = 1, bias = false }) end
 local function conv1x1(i, o, stride) return nn.Conv2d(i, o, 1, { stride = stride, bias = false }) end
 
--- relu(bn(x)), the middle tensor dropped at once.
-local function bn_relu(bn, x)
-  local y = bn(x)
-  local z = ops.relu(y)
-  free(y)
+-- relu(bn(conv(x)) + residual). What is made in between is dropped at once (the tape keeps what it needs), and with `drop`
+-- x too, where no hook could have seen it.
+local function conv_bn_relu(conv, bn, x, residual, drop)
+  local y = conv(x)
+  local z = layers.batch_norm_relu(bn, y, residual)
+  if layers.plain(conv, nn.Conv2d) then
+    free(y)
+    if drop then free(x) end
+  end
   return z
 end
 
@@ -26,17 +30,17 @@ function Basic:init(i, o, stride)
   if stride ~= 1 or i ~= o then self.downsample = nn.Sequential(conv1x1(i, o, stride), nn.BatchNorm2d(o)) end
 end
 
--- relu(y + shortcut(x))
-local function join(block, x, y)
-  local short = block.downsample and block.downsample(x) or x
-  local sum = ops.add(y, short)
-  free(y)
-  if short ~= x then free(short) end
-  local z = ops.relu(sum)
-  free(sum)
+-- The block's input as it joins its output: a tensor of its own with a downsample, dropped by `joined` then.
+local function shortcut(block, x) return block.downsample and block.downsample(x) or x end
+local function joined(block, short, z)
+  local d = block.downsample
+  if d and layers.plain(d, nn.Sequential) and layers.plain(d[2], nn.BatchNorm2d) then free(short) end
   return z
 end
-function Basic:forward(x) return join(self, x, self.bn2(self.conv2(bn_relu(self.bn1, self.conv1(x))))) end
+function Basic:forward(x)
+  local y, short = conv_bn_relu(self.conv1, self.bn1, x), shortcut(self, x)
+  return joined(self, short, conv_bn_relu(self.conv2, self.bn2, y, short, true))
+end
 
 local Bottleneck = nn.Module "Bottleneck"
 Bottleneck.expansion = 4
@@ -50,8 +54,9 @@ function Bottleneck:init(i, o, stride)
   if stride ~= 1 or i ~= 4 * o then self.downsample = nn.Sequential(conv1x1(i, 4 * o, stride), nn.BatchNorm2d(4 * o)) end
 end
 function Bottleneck:forward(x)
-  local y = bn_relu(self.bn1, self.conv1(x))
-  return join(self, x, self.bn3(self.conv3(bn_relu(self.bn2, self.conv2(y)))))
+  local y, short = conv_bn_relu(self.conv1, self.bn1, x), shortcut(self, x)
+  y = conv_bn_relu(self.conv2, self.bn2, y, nil, true)
+  return joined(self, short, conv_bn_relu(self.conv3, self.bn3, y, short, true))
 end
 
 local ResNet = nn.Module "ResNet"
@@ -83,7 +88,7 @@ function ResNet:init(block, depths, widths, opts)
   end)
 end
 function ResNet:forward(x)
-  x = bn_relu(self.bn1, self.conv1(x))
+  x = conv_bn_relu(self.conv1, self.bn1, x)
   if self.maxpool then x = self.maxpool(x) end
   for s = 1, self.stages do x = self["layer" .. s](x) end
   local pooled = self.avgpool(x)

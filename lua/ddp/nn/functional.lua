@@ -5,7 +5,7 @@ local grad = require "ddp.grad"
 local free, fail = base.free, base.error
 
 local F = {}
-for _, name in ipairs { "relu", "tanh", "sigmoid", "linear", "conv2d", "softmax", "log_softmax", "adaptive_avg_pool2d" } do F[name] = ops[name] end
+for _, name in ipairs { "relu", "tanh", "sigmoid", "linear", "conv2d", "softmax", "log_softmax", "adaptive_avg_pool2d", "silu" } do F[name] = ops[name] end
 
 -- Places are not given: max_pool2d of the op list gives them too.
 function F.max_pool2d(x, kernel, stride, padding)
@@ -31,6 +31,31 @@ function F.batch_norm(x, running_mean, running_var, weight, bias, training, mome
   return y
 end
 
+-- {approximate = "none"|"tanh"}
+function F.gelu(x, opts)
+  local a = base.options("gelu", opts, { "approximate" }).approximate or "none"
+  if a ~= "none" and a ~= "tanh" then fail(("gelu: approximate is \"%s\", expected none or tanh"):format(tostring(a))) end
+  return ops.gelu(x, a == "tanh")
+end
+
+-- Over the last dims of x, whose sizes are `shape` (a number: one dim).
+function F.layer_norm(x, shape, weight, bias, eps)
+  if type(shape) ~= "table" then shape = { shape } end
+  local first = x:dim() - #shape
+  for i, n in ipairs(shape) do
+    if first < 0 or x:size(first + i) ~= n then
+      fail(("layer_norm: x is [%s], expected its last sizes to be [%s]"):format(table.concat(x:size(), ","), table.concat(shape, ",")))
+    end
+  end
+  local y, mean, rstd = ops.layer_norm(x, weight, bias, #shape, eps)
+  free(mean)
+  free(rstd)
+  return y
+end
+
+-- Rows of weight [V, E] by ids, i64 from 0, of any shape: [..., E].
+function F.embedding(ids, weight) return ops.embedding(weight, ids) end
+
 local REDUCTION = { none = 0, mean = 1, sum = 2 }
 -- {reduction = "mean"|"sum"|"none", ignore_index =, label_smoothing =}
 function F.cross_entropy(logits, target, opts)
@@ -42,7 +67,7 @@ end
 
 function F.mse_loss(x, y, opts)
   opts = base.options("mse_loss", opts, { "reduction" })
-  local d = ops.sub(x, y)
+  local d = ops.sub(base.summand(x), base.summand(y))
   local square = ops.mul(d, d)
   free(d)
   if opts.reduction == "none" then return square end

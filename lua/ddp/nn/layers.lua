@@ -5,7 +5,7 @@ local module = require "ddp.nn.module"
 local F = require "ddp.nn.functional"
 local ops = require "ddp.ops"
 local grad = require "ddp.grad"
-local fail, Parameter, class = base.error, module.Parameter, module.class
+local fail, free, Parameter, class = base.error, base.free, module.Parameter, module.class
 
 local M = {}
 
@@ -31,8 +31,19 @@ function M.Sequential:init(...)
     self[i] = m
   end
 end
+-- A BatchNorm and a ReLU after it go as one.
 function M.Sequential:forward(x)
-  for i = 1, #self do x = self[i](x) end
+  local i, n = 1, #self
+  while i <= n do
+    local m, after = self[i], self[i + 1]
+    if after and m:is(M.BatchNorm) and M.plain(after, M.ReLU) then
+      x = M.batch_norm_relu(m, x)
+      i = i + 2
+    else
+      x = m(x)
+      i = i + 1
+    end
+  end
   return x
 end
 
@@ -81,6 +92,7 @@ function M.Conv2d:forward(x) return ops.conv2d(x, self.weight, self.bias, self.s
 function M.Conv2d:extra() return ("%d, %d, {%d, %d}"):format(self.channels[1], self.channels[2], self.kernel[1], self.kernel[2]) end
 
 local BatchNorm = class "BatchNorm"
+M.BatchNorm = BatchNorm
 function BatchNorm:init(c, opts)
   opts = base.options(self._name, opts, { "eps", "momentum", "affine", "track_running_stats" })
   self.num_features = whole(self._name .. ": num_features", c)
@@ -95,19 +107,72 @@ function BatchNorm:init(c, opts)
     self:register_buffer("num_batches_tracked", tensor.zeros({}, { dtype = "i64" }))
   end
 end
-function BatchNorm:forward(x)
+-- Checks x and counts the batch. Do batch statistics apply, and which running ones are read or moved? None on the second run
+-- of a checkpoint: the first one counted this batch.
+local function begin(self, x)
   if x:dim() ~= self.dims and x:dim() ~= self.other_dims then
     fail(("%s: x has %d dims, expected %d"):format(self._name, x:dim(), self.dims))
   end
   local training = self.training
-  if training and self.running_mean ~= nil and not grad.runs_again() then ops.add_(self.num_batches_tracked, 1) end
-  return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, training or self.running_mean == nil, self.momentum, self.eps)
+  if training and grad.runs_again() then return true, nil, nil end
+  if training and self.running_mean ~= nil then ops.add_(self.num_batches_tracked, 1) end
+  return training or self.running_mean == nil, self.running_mean, self.running_var
+end
+function BatchNorm:forward(x)
+  local training, mean, var = begin(self, x)
+  return F.batch_norm(x, mean, var, self.weight, self.bias, training, self.momentum, self.eps)
+end
+-- Does m do what its class says: no hook to be called, no forward of its own?
+function M.plain(m, kind)
+  return m:is(kind) and m.forward == kind.forward and not rawget(m, "_hooks") and not rawget(m, "_pre_hooks")
+end
+
+-- relu(bn(x) + residual), as one op where nobody looks in between; residual may be nil.
+function M.batch_norm_relu(bn, x, residual)
+  if M.plain(bn, BatchNorm) and (residual == nil or residual:dtype() == x:dtype()) then
+    local training, running_mean, running_var = begin(bn, x)
+    local y, mean, rstd = ops.batch_norm_act(x, bn.weight, bn.bias, running_mean, running_var, residual, training, bn.momentum, bn.eps)
+    free(mean)
+    free(rstd)
+    return y
+  end
+  local y = bn(x)
+  if residual ~= nil then
+    local sum = ops.add(y, residual)
+    free(y)
+    y = sum
+  end
+  local z = ops.relu(y)
+  free(y)
+  return z
 end
 function BatchNorm:extra() return tostring(self.num_features) end
 M.BatchNorm2d = class("BatchNorm2d", BatchNorm)
 M.BatchNorm2d.dims = 4
 M.BatchNorm1d = class("BatchNorm1d", BatchNorm)
 M.BatchNorm1d.dims, M.BatchNorm1d.other_dims = 2, 3
+
+M.LayerNorm = class "LayerNorm"
+function M.LayerNorm:init(shape, opts)
+  opts = base.options("LayerNorm", opts, { "eps", "elementwise_affine", "bias" })
+  self.shape, self.eps = type(shape) == "table" and { unpack(shape) } or { shape }, opts.eps or 1e-5
+  if #self.shape == 0 then fail "LayerNorm: normalized_shape is empty" end
+  for _, n in ipairs(self.shape) do whole("LayerNorm: normalized_shape", n) end
+  if opts.elementwise_affine ~= false then
+    self.weight = Parameter(tensor.ones(self.shape))
+    if opts.bias ~= false then self.bias = Parameter(tensor.zeros(self.shape)) end
+  end
+end
+function M.LayerNorm:forward(x) return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps) end
+function M.LayerNorm:extra() return table.concat(self.shape, ", ") end
+
+M.Embedding = class "Embedding"
+function M.Embedding:init(n, dim)
+  self.num_embeddings, self.embedding_dim = whole("Embedding: num_embeddings", n), whole("Embedding: embedding_dim", dim)
+  self.weight = Parameter(tensor.randn({ n, dim }))
+end
+function M.Embedding:forward(ids) return ops.embedding(self.weight, ids) end
+function M.Embedding:extra() return ("%d, %d"):format(self.num_embeddings, self.embedding_dim) end
 
 -- ---- layers without ----------------------------------------------------------------------------------------------------------
 
@@ -118,7 +183,12 @@ end
 simple("ReLU", ops.relu)
 simple("Tanh", ops.tanh)
 simple("Sigmoid", ops.sigmoid)
+simple("SiLU", ops.silu)
 simple("Identity", function(x) return x end)
+
+M.GELU = class "GELU"
+function M.GELU:init(opts) self.opts = base.options("GELU", opts, { "approximate" }) end
+function M.GELU:forward(x) return F.gelu(x, self.opts) end
 
 M.Flatten = class "Flatten"
 function M.Flatten:init(first, last) self.first, self.last = first or 2, last or -1 end

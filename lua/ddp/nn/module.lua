@@ -35,7 +35,11 @@ local function note_field(self, key, value)
   rawset(self, key, value)
 end
 
-local function call(self, ...)
+-- With check_nan: trace(run, self, ...) runs a module and tells who it is.
+local trace
+function M.set_trace(fn) trace = fn end
+
+local function run(self, ...)
   local pre, post = rawget(self, "_pre_hooks"), rawget(self, "_hooks")
   if not pre and not post then return self:forward(...) end
   local input = { ... }
@@ -49,6 +53,10 @@ local function call(self, ...)
     if changed ~= nil then output = { changed } end
   end
   return unpack(output)
+end
+local function call(self, ...)
+  if trace then return trace(run, self, ...) end
+  return run(self, ...)
 end
 
 -- nn.Module("Block", Base): a class; calling it makes an object and runs its init.
@@ -219,7 +227,7 @@ function Module:train(on)
 end
 function Module:eval() return self:train(false) end
 function Module:to(what)
-  if base.dtypes[what] and what ~= "f32" then fail("to: modules are f32 in this build; mixed precision is not built yet") end
+  if base.dtypes[what] and what ~= "f32" then fail("to: parameters stay in f32; ddp.autocast(\"bf16\", fn, ...) computes with them in 16 bits") end
   if not base.dtypes[what] then base.device(what, "to") end
   return self
 end

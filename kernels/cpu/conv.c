@@ -1,0 +1,51 @@
+/* conv.c -- conv2d and its gradients: the kernels in order of preference, and what they share. */
+#include "conv.h"
+
+conv_shape conv_shape_of(const ddp_call *c) {
+    conv_shape s = {.pass = CONV_FORWARD};
+    if (c->op->id == DDP_OP_conv2d) {
+        const ddp_conv2d_attrs *a = c->attrs;
+        s = (conv_shape){.x = c->in[0], .w = c->in[1], .y = c->out[0], .bias = c->in[2], .groups = a->groups,
+                         .stride = a->stride, .padding = a->padding, .dilation = a->dilation};
+    } else if (c->op->id == DDP_OP_conv2d_grad_input) {
+        const ddp_conv2d_grad_input_attrs *a = c->attrs;
+        s = (conv_shape){.pass = CONV_GRAD_INPUT, .x = c->out[0], .w = c->in[1], .y = c->in[0], .groups = a->groups,
+                         .stride = a->stride, .padding = a->padding, .dilation = a->dilation};
+    } else {
+        const ddp_conv2d_grad_weight_attrs *a = c->attrs;
+        s = (conv_shape){.pass = CONV_GRAD_WEIGHT, .x = c->in[1], .w = c->out[0], .y = c->in[0], .groups = a->groups,
+                         .stride = a->stride, .padding = a->padding, .dilation = a->dilation};
+    }
+    s.N = s.x->m.size[0];
+    s.C = s.x->m.size[1];
+    s.H = s.x->m.size[2];
+    s.W = s.x->m.size[3];
+    s.K = s.w->m.size[0];
+    s.R = s.w->m.size[2];
+    s.S = s.w->m.size[3];
+    s.Ho = s.y->m.size[2];
+    s.Wo = s.y->m.size[3];
+    s.bf16 = c->in[0]->m.dtype == DDP_BF16;
+    return s;
+}
+
+const char *conv_reject_common(const conv_shape *s) {
+    ddp_dtype d = s->x->m.dtype;
+    if (d != DDP_F32 && d != DDP_BF16) return "f32 and bf16 only";
+    if (s->x->numel == 0 || s->y->numel == 0 || s->w->numel == 0) return "an empty tensor";
+    if (!ddp__meta_is_channels_last(&s->x->m) || !ddp__meta_is_channels_last(&s->y->m)) return "not channels-last";
+    if (!ddp__meta_is_rowmajor(&s->w->m)) return "w is not row-major";
+    if (s->bias && s->bias->m.stride[0] != 1 && s->K > 1) return "a strided bias";
+    return NULL;
+}
+
+#define KERNEL(op, way, reject, run) {#op "." #way "." CPU_TEXT(DDP_CPU_ISA), reject, run}
+#define NO_MORE {NULL, NULL, NULL}
+const ddp_kernel CPU_LOCAL(conv2d)[] = {KERNEL(conv2d, wino, conv_wino_reject, conv_wino_run),
+                                        KERNEL(conv2d, direct, conv_direct_reject, conv_direct_run), NO_MORE};
+const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {
+    KERNEL(conv2d_grad_input, wino, conv_wino_reject, conv_wino_run),
+    KERNEL(conv2d_grad_input, direct, conv_direct_reject, conv_direct_run), NO_MORE};
+const ddp_kernel CPU_LOCAL(conv2d_grad_weight)[] = {
+    KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
+    KERNEL(conv2d_grad_weight, direct, conv_weight_reject, conv_weight_run), NO_MORE};

@@ -1,0 +1,326 @@
+/* conv_weight.c -- the gradient of w for any window, stride, padding and dilation: dw[k][c][tap] is the sum over pixels of
+ * y's gradient times the row of x under that tap. Images go in blocks. A block of x is laid out by BACK_ROWS channels
+ * [C/8][image][H][W][8], one of g by panels [K/32][image][Ho][Wo][32], so that a register tile of 8 x CONV_NR weights
+ * walks along rows of pixels with both operands side by side. Few channels: a pixel's rows of all taps are laid side by
+ * side first, and count as the channels of a 1x1 window.
+ *
+ * bf16: two images share a word (image n in the low half, n + 1 in the high one), so that AVX512_BF16 multiplies pairs of
+ * pixels whatever the shift of the tap; without it both are widened. Sums are f32. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("fp-contract=fast")
+#endif
+#include "conv.h"
+
+#if defined(__AVX512F__)
+enum { ROWS = 8 };
+#else
+enum { ROWS = 4 };
+#endif
+enum { FEW_CHANNELS = 8 };
+
+typedef struct grad {
+    conv_shape s;
+    int64_t H, W, C, R, S, stride[2], padding[2], dilation[2]; /* as the products see them: of patches, 1x1 */
+    int64_t step[2], shift[2]; /* row h laid out is row h * step - shift of x: 1x1 windows skip what they do not see */
+    bool patches, pairs;
+    int64_t groups, panels; /* of ROWS channels, of CONV_NR */
+    int64_t images;         /* words a block: images, or pairs of them */
+    int64_t plane;          /* words from one group of x to the next: a line more than it holds, against conflicts */
+    int64_t first, n;       /* this block */
+    uint32_t *x;            /* [groups][images][H][W][ROWS] */
+    uint32_t *g;            /* [panels][images][Ho][Wo][CONV_NR] */
+    float *sum;             /* [panels][taps][groups * ROWS][CONV_NR] */
+} grad;
+
+/* ---- laying out ------------------------------------------------------------------------------------------------------ */
+
+/* n values of the two rows as the products want them: f32 of a, or bf16 of a and b in one word. b NULL: zeros. */
+CPU_INLINE void put(const grad *q, const char *a, const char *b, int64_t n, uint32_t *to) {
+    if (!q->s.bf16) memcpy(to, a, (size_t)n * 4);
+    else {
+        const uint16_t *lo = (const uint16_t *)(const void *)a, *hi = (const uint16_t *)(const void *)b;
+        if (!q->pairs)
+            for (int64_t i = 0; i < n; i++) to[i] = (uint32_t)lo[i] << 16;
+        else if (hi)
+            for (int64_t i = 0; i < n; i++) to[i] = lo[i] | (uint32_t)hi[i] << 16;
+        else
+            for (int64_t i = 0; i < n; i++) to[i] = lo[i];
+    }
+}
+
+/* The image(s) of word i of this block in a tensor of `size` elements an image; *second NULL where there is none. */
+static const char *image_of(const grad *q, const ddp_tensor *t, int64_t size, int64_t i, const char **second) {
+    int64_t bytes = q->s.bf16 ? 2 : 4, n = (q->first + i) * (q->pairs ? 2 : 1);
+    const char *p = ddp__ptr(t) + n * size * bytes;
+    *second = q->pairs && n + 1 < q->s.N ? p + size * bytes : NULL;
+    return p;
+}
+
+/* Row h of image i of x. */
+static void lay_x_row(const grad *q, int64_t i, int64_t h) {
+    const char *second, *p = image_of(q, q->s.x, q->s.H * q->s.W * q->s.C, i, &second);
+    int64_t pixel = q->C * (q->s.bf16 ? 2 : 4), group_bytes = ROWS * (q->s.bf16 ? 2 : 4);
+    int64_t sh = h * q->step[0] - q->shift[0];
+    uint32_t *to = q->x + (i * q->H + h) * q->W * ROWS;
+    for (int64_t w = 0; w < q->W; w++, to += ROWS) {
+        int64_t sw = w * q->step[1] - q->shift[1], group = 0, at = (sh * q->s.W + sw) * pixel;
+        if (sh < 0 || sh >= q->s.H || sw < 0 || sw >= q->s.W) {
+            for (; group < q->groups; group++) memset(to + group * q->plane, 0, ROWS * 4);
+            continue;
+        }
+        for (; (group + 1) * ROWS <= q->C; group++, at += group_bytes)
+            put(q, p + at, second ? second + at : NULL, ROWS, to + group * q->plane);
+        if (group == q->groups) continue;
+        memset(to + group * q->plane, 0, ROWS * 4);
+        put(q, p + at, second ? second + at : NULL, q->C - group * ROWS, to + group * q->plane);
+    }
+}
+
+/* Row h of image i of patches: for pixel (h, w) of y the rows of x under all taps, side by side. */
+static void lay_patch_row(const grad *q, int64_t i, int64_t h) {
+    const conv_shape *s = &q->s;
+    const char *second, *p = image_of(q, s->x, s->H * s->W * s->C, i, &second);
+    int64_t bytes = s->bf16 ? 2 : 4;
+    uint32_t *to = q->x + (i * q->H + h) * q->W * ROWS;
+    for (int64_t w = 0; w < q->W; w++, to += ROWS) {
+        uint32_t line[FEW_CHANNELS * 128 + ROWS];
+        memset(line, 0, (size_t)(q->groups * ROWS) * 4);
+        for (int64_t r = 0; r < s->R; r++) {
+            int64_t sh = h * s->stride[0] - s->padding[0] + r * s->dilation[0];
+            if (sh < 0 || sh >= s->H) continue;
+            for (int64_t t = 0; t < s->S; t++) {
+                int64_t sw = w * s->stride[1] - s->padding[1] + t * s->dilation[1];
+                if (sw < 0 || sw >= s->W) continue;
+                int64_t at = (sh * s->W + sw) * s->C * bytes;
+                put(q, p + at, second ? second + at : NULL, s->C, line + (r * s->S + t) * s->C);
+            }
+        }
+        for (int64_t k = 0; k < q->groups; k++) memcpy(to + k * q->plane, line + k * ROWS, ROWS * 4);
+    }
+}
+
+/* Rows [lo, hi) of all images of the block. */
+static void lay_x(const void *ctx, int64_t lo, int64_t hi) {
+    const grad *q = ctx;
+    for (int64_t i = lo; i < hi; i++) {
+        if (q->patches) lay_patch_row(q, i / q->H, i % q->H);
+        else lay_x_row(q, i / q->H, i % q->H);
+    }
+}
+
+/* Panels [lo, hi) of g. */
+static void lay_g(const void *ctx, int64_t lo, int64_t hi) {
+    const grad *q = ctx;
+    int64_t pixels = q->s.Ho * q->s.Wo, K = q->s.K, bytes = q->s.bf16 ? 2 : 4;
+    for (int64_t panel = lo; panel < hi; panel++)
+        for (int64_t i = 0; i < q->n; i++) {
+            const char *second, *p = image_of(q, q->s.y, pixels * K, i, &second);
+            uint32_t *to = q->g + (panel * q->images + i) * pixels * CONV_NR;
+            int64_t n = K - panel * CONV_NR < CONV_NR ? K - panel * CONV_NR : CONV_NR, at = panel * CONV_NR * bytes;
+            for (int64_t w = 0; w < pixels; w++, at += K * bytes, to += CONV_NR) {
+                if (n == CONV_NR) put(q, p + at, second ? second + at : NULL, CONV_NR, to);
+                else {
+                    memset(to, 0, CONV_NR * 4);
+                    put(q, p + at, second ? second + at : NULL, n, to);
+                }
+            }
+        }
+}
+
+/* ---- products ---------------------------------------------------------------------------------------------------------- */
+
+/* The rows of y that tap (r, t) reaches, and of each the columns [w0, w1). */
+typedef struct reach {
+    int64_t h0, h1, w0, w1;
+} reach;
+
+static int64_t ceil_div(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
+
+static reach reach_of(const grad *q, int64_t r, int64_t t) {
+    int64_t dh = r * q->dilation[0] - q->padding[0], dw = t * q->dilation[1] - q->padding[1];
+    reach e = {ceil_div(-dh, q->stride[0]), ceil_div(q->H - dh, q->stride[0]), ceil_div(-dw, q->stride[1]),
+               ceil_div(q->W - dw, q->stride[1])};
+    if (e.h1 > q->s.Ho) e.h1 = q->s.Ho;
+    if (e.w1 > q->s.Wo) e.w1 = q->s.Wo;
+    return e;
+}
+
+/* Where the walk of a tap begins in x and g, and its steps, in words. */
+typedef struct walk {
+    const uint32_t *x, *g;
+    int64_t images, rows, cols;
+    int64_t x_image, x_row, x_col, g_image, g_row;
+} walk;
+
+static walk walk_of(const grad *q, int64_t panel, int64_t group, int64_t tap) {
+    int64_t r = tap / q->S, t = tap % q->S;
+    reach e = reach_of(q, r, t);
+    int64_t h = e.h0 * q->stride[0] - q->padding[0] + r * q->dilation[0];
+    int64_t w = e.w0 * q->stride[1] - q->padding[1] + t * q->dilation[1];
+    walk k = {.images = q->n,
+              .rows = e.h1 - e.h0,
+              .cols = e.w1 - e.w0,
+              .x_image = q->H * q->W * ROWS,
+              .x_row = q->stride[0] * q->W * ROWS,
+              .x_col = q->stride[1] * ROWS,
+              .g_image = q->s.Ho * q->s.Wo * CONV_NR,
+              .g_row = q->s.Wo * CONV_NR};
+    if (k.rows <= 0 || k.cols <= 0) return (walk){0};
+    k.x = q->x + group * q->plane + (h * q->W + w) * ROWS;
+    k.g = q->g + (panel * q->images * q->s.Ho + e.h0) * q->s.Wo * CONV_NR + e.w0 * CONV_NR;
+    return k;
+}
+
+/* sum[ROWS][CONV_NR] += over the walk. */
+static void accumulate(const walk *k, float *sum) {
+    cpu_vec acc[ROWS][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < 2; j++) acc[i][j] = *(const cpu_vec *)(sum + i * CONV_NR + j * CPU_W);
+    for (int64_t n = 0; n < k->images; n++)
+        for (int64_t h = 0; h < k->rows; h++) {
+            const float *x = (const float *)(const void *)(k->x + n * k->x_image + h * k->x_row);
+            const float *g = (const float *)(const void *)(k->g + n * k->g_image + h * k->g_row);
+            for (int64_t w = 0; w < k->cols; w++, x += k->x_col, g += CONV_NR) {
+                cpu_vec a = *(const cpu_vec *)g, b = *(const cpu_vec *)(g + CPU_W);
+#pragma GCC unroll 8
+                for (int i = 0; i < ROWS; i++) {
+                    acc[i][0] += x[i] * a;
+                    acc[i][1] += x[i] * b;
+                }
+            }
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < 2; j++) *(cpu_vec *)(sum + i * CONV_NR + j * CPU_W) = acc[i][j];
+}
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+/* The same, each word a pair of bf16. */
+__attribute__((target("avx512bf16"))) static void accumulate_pairs(const walk *k, float *sum) {
+    __m512 acc[ROWS][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < 2; j++) acc[i][j] = _mm512_loadu_ps(sum + i * CONV_NR + j * CPU_W);
+    for (int64_t n = 0; n < k->images; n++)
+        for (int64_t h = 0; h < k->rows; h++) {
+            const uint32_t *x = k->x + n * k->x_image + h * k->x_row, *g = k->g + n * k->g_image + h * k->g_row;
+            for (int64_t w = 0; w < k->cols; w++, x += k->x_col, g += CONV_NR) {
+                __m512bh a = (__m512bh)_mm512_loadu_si512(g), b = (__m512bh)_mm512_loadu_si512(g + CPU_W);
+#pragma GCC unroll 8
+                for (int i = 0; i < ROWS; i++) {
+                    __m512bh v = (__m512bh)_mm512_set1_epi32((int)x[i]);
+                    acc[i][0] = _mm512_dpbf16_ps(acc[i][0], v, a);
+                    acc[i][1] = _mm512_dpbf16_ps(acc[i][1], v, b);
+                }
+            }
+        }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+        for (int j = 0; j < 2; j++) _mm512_storeu_ps(sum + i * CONV_NR + j * CPU_W, acc[i][j]);
+}
+static bool has_pairs(void) { return __builtin_cpu_supports("avx512bf16"); }
+#else
+static bool has_pairs(void) { return false; }
+static void accumulate_pairs(const walk *k, float *sum) { (void)k, (void)sum; }
+#endif
+
+/* Items [lo, hi): panel by panel, tap by tap. */
+static void products(const void *ctx, int64_t lo, int64_t hi) {
+    const grad *q = ctx;
+    int64_t taps = q->R * q->S;
+    for (int64_t i = lo; i < hi; i++)
+        for (int64_t group = 0; group < q->groups; group++) {
+            walk k = walk_of(q, i / taps, group, i % taps);
+            float *sum = q->sum + (i * q->groups + group) * ROWS * CONV_NR;
+            if (q->pairs) accumulate_pairs(&k, sum);
+            else accumulate(&k, sum);
+        }
+}
+
+/* ---- the result ---------------------------------------------------------------------------------------------------------- */
+
+/* dw[k][..] of panels [lo, hi). */
+static void finish(const void *ctx, int64_t lo, int64_t hi) {
+    const grad *q = ctx;
+    int64_t taps = q->R * q->S, C = q->s.C, all = q->s.R * q->s.S, rows = q->groups * ROWS;
+    for (int64_t k = lo * CONV_NR; k < hi * CONV_NR && k < q->s.K; k++) {
+        const float *sum = q->sum + k / CONV_NR * taps * rows * CONV_NR + k % CONV_NR;
+        float *out = cpu_f32(q->s.w);
+        uint16_t *half = (uint16_t *)(void *)out;
+        for (int64_t c = 0; c < C; c++)
+            for (int64_t tap = 0; tap < all; tap++) {
+                /* of patches: tap and channel are one row index */
+                float v = q->patches ? sum[(tap * C + c) * CONV_NR] : sum[(tap * rows + c) * CONV_NR];
+                int64_t at = (k * C + c) * all + tap;
+                if (q->s.bf16) half[at] = ddp__f32_to_bf16(v);
+                else out[at] = v;
+            }
+    }
+}
+
+const char *conv_weight_reject(const ddp_call *c) {
+    conv_shape s = conv_shape_of(c);
+    const char *why = conv_reject_common(&s);
+    if (why) return why;
+#if !defined(__AVX2__)
+    return "needs AVX2";
+#endif
+    if (s.groups != 1) return "groups";
+    if (s.R * s.S > 128) return "a window of more than 128 taps";
+    return NULL;
+}
+
+static grad grad_of(const ddp_call *c) {
+    conv_shape s = conv_shape_of(c);
+    grad q = {.s = s, .H = s.H, .W = s.W, .C = s.C, .R = s.R, .S = s.S};
+    bool one = s.R == 1 && s.S == 1;
+    q.patches = s.C < FEW_CHANNELS && !one;
+    for (int i = 0; i < 2; i++) {
+        q.step[i] = one ? s.stride[i] : 1;
+        q.shift[i] = one ? s.padding[i] : 0;
+        q.stride[i] = one || q.patches ? 1 : s.stride[i];
+        q.padding[i] = one || q.patches ? 0 : s.padding[i];
+        q.dilation[i] = one || q.patches ? 1 : s.dilation[i];
+    }
+    if (one || q.patches) {
+        q.H = s.Ho;
+        q.W = s.Wo;
+        q.C = s.C * s.R * s.S;
+        q.R = q.S = 1;
+    }
+    q.pairs = s.bf16 && has_pairs();
+    q.groups = (q.C + ROWS - 1) / ROWS;
+    q.panels = (s.K + CONV_NR - 1) / CONV_NR;
+    return q;
+}
+
+int conv_weight_run(const ddp_call *c) {
+    enum { NEAR = 1 << 20 };
+    grad q = grad_of(c);
+    int64_t words = q.pairs ? (q.s.N + 1) / 2 : q.s.N;
+    int64_t x = q.groups * q.H * q.W * ROWS, g = q.panels * q.s.Ho * q.s.Wo * CONV_NR;
+    q.images = NEAR / ((x + g) * 4);
+    if (q.images < 1) q.images = 1;
+    if (q.images * q.s.Ho * q.s.Wo < 256) q.images = 256 / (q.s.Ho * q.s.Wo) + 1;
+    if (q.images > words) q.images = words;
+    q.plane = q.images * q.H * q.W * ROWS + 16;
+    int64_t sums = q.panels * q.R * q.S * q.groups * ROWS * CONV_NR;
+    size_t bytes = (size_t)(q.groups * q.plane + q.images * g + sums) * 4;
+    q.x = ddp__mem_alloc(bytes);
+    if (!q.x) return ddp__pending();
+    q.g = q.x + q.groups * q.plane;
+    q.sum = (float *)(void *)(q.g + q.images * g);
+    memset(q.sum, 0, (size_t)sums * 4);
+    for (q.first = 0; q.first < words; q.first += q.images) {
+        q.n = words - q.first < q.images ? words - q.first : q.images;
+        int64_t work = q.n * (x + g);
+        cpu_share(q.n * q.H, work, lay_x, &q);
+        cpu_share(q.panels, work, lay_g, &q);
+        cpu_share(q.panels * q.R * q.S, work * 16, products, &q);
+    }
+    cpu_share(q.panels, sums, finish, &q);
+    ddp__mem_free(q.x, bytes);
+    return 0;
+}

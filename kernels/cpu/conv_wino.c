@@ -1,0 +1,536 @@
+/* conv_wino.c -- 3x3 convolutions of stride 1 by Winograd's F(4x4, 3x3), all three passes (Lavin & Gray, "Fast algorithms
+ * for convolutional neural networks", 2016). y = A^T [(G w G^T) . (B^T d B)] A for each 4x4 tile of y over a 6x6 tile d of x.
+ * The product at each of the 36 points is a matrix product over channels: a quarter of the direct multiplications.
+ * The gradient of w is the transposed chain: dw = G^T [sum over tiles (B^T d B) . (A g A^T)] G.
+ *
+ * Forward and gradient of x: tiles go in chunks; a chunk's transformed input V stays in L2 (L3 for many channels), then for
+ * each panel of CONV_NR output channels the 36 products are made into a small M, which is transformed while it is near.
+ * bf16 tensors are widened as they are read and rounded as they are written: the arithmetic is f32 throughout. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("fp-contract=fast")
+#endif
+#include "conv.h"
+
+enum { POINTS = 36, TILE = 4 };
+
+/* A plane of tiles: of the image that is read (6x6 windows, `pad` in) and of the one that is written. */
+typedef struct wino {
+    const char *in;  /* channels-last, C channels */
+    char *out;       /* channels-last, K channels */
+    const float *w;  /* element (c, k, tap) is the c * wc + k * wk + tap-th, taps from the end where `flip` is set */
+    int64_t wc, wk;
+    float *u;        /* [panels][POINTS][C][CONV_NR], or */
+    float *V;        /* [POINTS][tiles][C] of all tiles */
+    const char *bias; /* as `in`, or NULL */
+    int64_t N, C, K, H, W, Ho, Wo, pad[2];
+    int64_t th, tw, tiles, chunk;
+    const char *zeros; /* a row of channels */
+    bool bf16, flip;
+    bool *failed; /* set by any thread */
+} wino;
+
+/* ---- the transforms of one line of a tile: interpolation at 0, +-1/sqrt(2), +-sqrt(2) and infinity ----------------- */
+
+static const float SQ2 = 1.41421356237309505f, HALF_SQ2 = 0.70710678118654752f;
+
+/* B^T d: 6 from 6; rows are the coefficients of M(x)/(x - p), M(x) = x (x^2 - 1/2) (x^2 - 2). */
+CPU_INLINE void line_in(const cpu_vec *d, int64_t s, cpu_vec *o, int64_t t) {
+    cpu_vec a = d[4 * s] - 2 * d[2 * s], b = d[3 * s] - 2 * d[s];
+    cpu_vec c = d[4 * s] - 0.5f * d[2 * s], e = d[3 * s] - 0.5f * d[s];
+    o[0] = d[0] + d[4 * s] - 2.5f * d[2 * s];
+    o[t] = a + HALF_SQ2 * b;
+    o[2 * t] = a - HALF_SQ2 * b;
+    o[3 * t] = c + SQ2 * e;
+    o[4 * t] = c - SQ2 * e;
+    o[5 * t] = d[s] + d[5 * s] - 2.5f * d[3 * s];
+}
+
+/* A^T m: 4 from 6; columns are the powers of the points. */
+CPU_INLINE void line_out(const cpu_vec *m, int64_t s, cpu_vec *o, int64_t t) {
+    cpu_vec a = m[s] + m[2 * s], b = m[s] - m[2 * s], c = m[3 * s] + m[4 * s], d = m[3 * s] - m[4 * s];
+    o[0] = m[0] + a + c;
+    o[t] = HALF_SQ2 * b + SQ2 * d;
+    o[2 * t] = 0.5f * a + 2 * c;
+    o[3 * t] = m[5 * s] + 0.5f * HALF_SQ2 * b + 2 * SQ2 * d;
+}
+
+/* A g: 6 from 4. */
+CPU_INLINE void line_back(const cpu_vec *g, int64_t s, cpu_vec *o, int64_t t) {
+    cpu_vec a = g[0] + 0.5f * g[2 * s], b = HALF_SQ2 * (g[s] + 0.5f * g[3 * s]);
+    cpu_vec c = g[0] + 2 * g[2 * s], d = SQ2 * (g[s] + 2 * g[3 * s]);
+    o[0] = g[0];
+    o[t] = a + b;
+    o[2 * t] = a - b;
+    o[3 * t] = c + d;
+    o[4 * t] = c - d;
+    o[5 * t] = g[3 * s];
+}
+
+/* G w: 6 from 3; rows are the powers of the points over the products of their distances. */
+CPU_INLINE void line_weight(const cpu_vec *w, int64_t s, cpu_vec *o, int64_t t) {
+    cpu_vec a = -2.0f / 3 * w[0] - 1.0f / 3 * w[2 * s], b = SQ2 / 3 * w[s];
+    cpu_vec c = 1.0f / 6 * w[0] + 1.0f / 3 * w[2 * s], d = SQ2 / 6 * w[s];
+    o[0] = w[0];
+    o[t] = a - b;
+    o[2 * t] = a + b;
+    o[3 * t] = c + d;
+    o[4 * t] = c - d;
+    o[5 * t] = w[2 * s];
+}
+
+/* G^T u: 3 from 6. */
+CPU_INLINE void line_weight_back(const cpu_vec *u, int64_t s, cpu_vec *o, int64_t t) {
+    cpu_vec a = u[s] + u[2 * s], b = u[s] - u[2 * s], c = u[3 * s] + u[4 * s], d = u[3 * s] - u[4 * s];
+    o[0] = u[0] - 2.0f / 3 * a + 1.0f / 6 * c;
+    o[t] = SQ2 / 6 * d - SQ2 / 3 * b;
+    o[2 * t] = 1.0f / 3 * (c - a) + u[5 * s];
+}
+
+/* ---- tiles ------------------------------------------------------------------------------------------------------- */
+
+/* Where tile t of a plane begins: image, and its first row and column (of the written image). */
+typedef struct place {
+    int64_t n, h, w;
+} place;
+static place place_of(const wino *v, int64_t t) {
+    return (place){t / (v->th * v->tw), t / v->tw % v->th * TILE, t % v->tw * TILE};
+}
+
+/* Pointers to size x size pixels of an image [H, W] of rows of `bytes`, from (h, w) on; `outside` for those that are not. */
+static void pixels(const char *image, int64_t H, int64_t W, int64_t bytes, int64_t h, int64_t w, int size,
+                   const char *outside, const char **p) {
+    for (int r = 0; r < size; r++)
+        for (int s = 0; s < size; s++) {
+            bool inside = h + r >= 0 && h + r < H && w + s >= 0 && w + s < W;
+            p[r * size + s] = inside ? image + ((h + r) * W + w + s) * bytes : outside;
+        }
+}
+
+/* V[point][c .. c + CPU_W) of one tile from its 36 pixels; points `step` floats apart. */
+CPU_INLINE void tile_in(const char *const *p, int64_t offset, int64_t ahead, bool bf16, int64_t n, float *to, int64_t step) {
+    cpu_vec d[6], t[POINTS], o[6];
+    for (int r = 0; r < 6; r++)
+        for (int s = 2; s < 6; s++) __builtin_prefetch(p[r * 6 + s] + offset + ahead);
+#pragma GCC unroll 6
+    for (int s = 0; s < 6; s++) {
+#pragma GCC unroll 6
+        for (int r = 0; r < 6; r++) d[r] = conv_load(p[r * 6 + s] + offset, bf16, n);
+        line_in(d, 1, t + s, 6);
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < 6; r++) {
+        line_in(t + 6 * r, 1, o, 1);
+#pragma GCC unroll 6
+        for (int s = 0; s < 6; s++) *(cpu_vec *)(to + (6 * r + s) * step) = o[s];
+    }
+}
+
+/* All channels of tile t of the read image. */
+static void transform_in(const wino *v, int64_t t, float *to, int64_t step) {
+    const char *p[POINTS];
+    place at = place_of(v, t);
+    int64_t bytes = v->bf16 ? 2 : 4, c = 0;
+    pixels(v->in + at.n * v->H * v->W * v->C * bytes, v->H, v->W, v->C * bytes, at.h - v->pad[0], at.w - v->pad[1], 6,
+           v->zeros, p);
+    if (v->bf16) {
+        for (; c + CPU_W <= v->C; c += CPU_W) tile_in(p, c * 2, 8 * v->C, true, CPU_W, to + c, step);
+        if (c < v->C) tile_in(p, c * 2, 8 * v->C, true, v->C - c, to + c, step);
+    } else {
+        for (; c + CPU_W <= v->C; c += CPU_W) tile_in(p, c * 4, 16 * v->C, false, CPU_W, to + c, step);
+        if (c < v->C) tile_in(p, c * 4, 16 * v->C, false, v->C - c, to + c, step);
+    }
+}
+
+/* n <= CPU_W channels of the 16 pixels q (NULL: outside) from M, points `step` floats apart. */
+CPU_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const *q, int64_t offset, int64_t ahead,
+                          bool bf16, int64_t n) {
+    cpu_vec d[6], t[24], o[4];
+    for (int i = 0; i < 16; i++)
+        if (q[i]) __builtin_prefetch(q[i] + offset + ahead, 1);
+#pragma GCC unroll 6
+    for (int s = 0; s < 6; s++) {
+#pragma GCC unroll 6
+        for (int r = 0; r < 6; r++) d[r] = *(const cpu_vec *)(m + (6 * r + s) * step);
+        line_out(d, 1, t + s, 6);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+        line_out(t + 6 * r, 1, o, 1);
+#pragma GCC unroll 4
+        for (int s = 0; s < 4; s++)
+            if (q[4 * r + s]) conv_store(q[4 * r + s] + offset, bf16, n, o[s] + bias);
+    }
+}
+
+/* Channels k .. k + CONV_NR of tile t of the written image, from m [POINTS][..][CONV_NR]. */
+static void transform_out(const wino *v, int64_t t, int64_t k, const float *m, int64_t step) {
+    const char *q[16];
+    place at = place_of(v, t);
+    int64_t bytes = v->bf16 ? 2 : 4;
+    pixels(v->out + at.n * v->Ho * v->Wo * v->K * bytes, v->Ho, v->Wo, v->K * bytes, at.h, at.w, 4, NULL, q);
+    for (int64_t j = 0; j < CONV_NR && k + j < v->K; j += CPU_W) {
+        int64_t n = v->K - k - j < CPU_W ? v->K - k - j : CPU_W;
+        cpu_vec bias = v->bias ? conv_load(v->bias + (k + j) * bytes, v->bf16, n) : (cpu_vec){0};
+        if (n < CPU_W) tile_out(m + j, step, bias, (char *const *)q, (k + j) * bytes, 0, v->bf16, n);
+        else if (v->bf16) tile_out(m + j, step, bias, (char *const *)q, (k + j) * 2, 8 * v->K, true, CPU_W);
+        else tile_out(m + j, step, bias, (char *const *)q, (k + j) * 4, 16 * v->K, false, CPU_W);
+    }
+}
+
+/* ---- weights --------------------------------------------------------------------------------------------------------- */
+
+/* raw[tap][i] = the taps of n weights `step` floats apart, turned around where `flip` is set; 0 beyond n. */
+static void gather_taps(const float *w, int64_t step, int64_t n, bool flip, float raw[9][CPU_W]) {
+    float *first = flip ? raw[8] : raw[0];
+    int64_t next = flip ? -CPU_W : CPU_W, i = 0;
+    for (; i + 8 <= CPU_W && i + 8 <= n; i += 8) {
+        cpu_transpose8(w + i * step, step, first + i, next);
+        for (int64_t j = i; j < i + 8; j++) first[8 * next + j] = w[j * step + 8];
+    }
+    for (; i < CPU_W; i++)
+        for (int tap = 0; tap < 9; tap++) first[tap * next + i] = i < n ? w[i * step + tap] : 0;
+}
+
+/* G w G^T of channels k .. k + CONV_NR into u [POINTS][C][CONV_NR]. */
+static void pack_panel(const wino *v, int64_t k, float *u) {
+    for (int64_t c = 0; c < v->C; c++)
+        for (int half = 0; half < 2; half++) {
+            float raw[9][CPU_W] __attribute__((aligned(64)));
+            cpu_vec t[18], o[6];
+            int64_t first = k + half * CPU_W;
+            gather_taps(v->w + c * v->wc + first * v->wk, v->wk, v->K - first, v->flip, raw);
+            const cpu_vec *w = (const cpu_vec *)(const void *)raw;
+#pragma GCC unroll 3
+            for (int s = 0; s < 3; s++) line_weight(w + s, 3, t + s, 3);
+            float *to = u + c * CONV_NR + half * CPU_W;
+#pragma GCC unroll 6
+            for (int r = 0; r < 6; r++) {
+                line_weight(t + 3 * r, 1, o, 1);
+#pragma GCC unroll 6
+                for (int s = 0; s < 6; s++) *(cpu_vec *)(to + (6 * r + s) * v->C * CONV_NR) = o[s];
+            }
+        }
+}
+
+/* ---- forward and gradient of x ------------------------------------------------------------------------------------ */
+
+/* m[rows][CONV_NR] = v[rows][C] u[C][CONV_NR]. */
+CPU_INLINE void product(int rows, const float *v, int64_t vs, const float *u, int64_t C, float *m) {
+    cpu_vec acc[CONV_MR][2];
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = (cpu_vec){0};
+    for (int64_t c = 0; c < C; c++, u += CONV_NR) {
+        cpu_vec a = *(const cpu_vec *)u, b = *(const cpu_vec *)(u + CPU_W);
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            float x = v[i * vs + c];
+            acc[i][0] += x * a;
+            acc[i][1] += x * b;
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) {
+        *(cpu_vec *)(m + i * CONV_NR) = acc[i][0];
+        *(cpu_vec *)(m + i * CONV_NR + CPU_W) = acc[i][1];
+    }
+}
+
+static void products(int64_t rows, const float *v, int64_t vs, const float *u, int64_t C, float *m) {
+    int64_t i = 0;
+    for (; i + CONV_MR <= rows; i += CONV_MR) product(CONV_MR, v + i * vs, vs, u, C, m + i * CONV_NR);
+    for (; i + 4 <= rows; i += 4) product(4, v + i * vs, vs, u, C, m + i * CONV_NR);
+    for (; i < rows; i++) product(1, v + i * vs, vs, u, C, m + i * CONV_NR);
+}
+
+/* Channels k .. k + CONV_NR of tiles first .. first + n: from V and a panel of u through M into y. */
+static void panel(const wino *v, int64_t k, const float *u, int64_t first, int64_t n, const float *V, int64_t vs, float *M,
+                  int64_t ms) {
+    int64_t Cp = conv_round_up(v->C, CPU_W);
+    for (int p = 0; p < POINTS; p++) products(n, V + p * vs, Cp, u + p * v->C * CONV_NR, v->C, M + p * ms);
+    for (int64_t t = 0; t < n; t++) transform_out(v, first + t, k, M + t * CONV_NR, ms);
+}
+
+static void *scratch(const wino *v, size_t floats) {
+    void *p = ddp__mem_alloc(floats * sizeof(float));
+    if (!p) *v->failed = true;
+    return p;
+}
+
+/* Many tiles: chunks [lo, hi) of them, each with all panels of the packed u. */
+static void run_chunks(const void *ctx, int64_t lo, int64_t hi) {
+    const wino *v = ctx;
+    int64_t Cp = conv_round_up(v->C, CPU_W), vs = v->chunk * Cp + CPU_W, ms = v->chunk * CONV_NR + CPU_W;
+    size_t floats = (size_t)(POINTS * (vs + ms));
+    float *V = scratch(v, floats);
+    if (!V) return;
+    for (int64_t i = lo; i < hi; i++) {
+        int64_t first = i * v->chunk, n = v->tiles - first < v->chunk ? v->tiles - first : v->chunk;
+        for (int64_t t = 0; t < n; t++) transform_in(v, first + t, V + t * Cp, vs);
+        for (int64_t k = 0; k < v->K; k += CONV_NR)
+            panel(v, k, v->u + k / CONV_NR * POINTS * v->C * CONV_NR, first, n, V, vs, V + POINTS * vs, ms);
+    }
+    ddp__mem_free(V, floats * sizeof(float));
+}
+
+/* Few tiles, many channels: V of all tiles is there; panels [lo, hi) of u are packed one by one and used at once. */
+static void run_panels(const void *ctx, int64_t lo, int64_t hi) {
+    const wino *v = ctx;
+    int64_t Cp = conv_round_up(v->C, CPU_W), vs = v->tiles * Cp + CPU_W, ms = v->chunk * CONV_NR + CPU_W;
+    size_t floats = (size_t)(POINTS * (v->C * CONV_NR + ms));
+    float *u = scratch(v, floats);
+    if (!u) return;
+    for (int64_t i = lo; i < hi; i++) {
+        pack_panel(v, i * CONV_NR, u);
+        for (int64_t first = 0; first < v->tiles; first += v->chunk)
+            panel(v, i * CONV_NR, u, first, v->tiles - first < v->chunk ? v->tiles - first : v->chunk, v->V + first * Cp,
+                  vs, u + POINTS * v->C * CONV_NR, ms);
+    }
+    ddp__mem_free(u, floats * sizeof(float));
+}
+
+static void pack_panels(const void *ctx, int64_t lo, int64_t hi) {
+    const wino *v = ctx;
+    for (int64_t i = lo; i < hi; i++) pack_panel(v, i * CONV_NR, v->u + i * POINTS * v->C * CONV_NR);
+}
+
+static void transform_all(const void *ctx, int64_t lo, int64_t hi) {
+    const wino *v = ctx;
+    int64_t Cp = conv_round_up(v->C, CPU_W);
+    for (int64_t t = lo; t < hi; t++) transform_in(v, t, v->V + t * Cp, v->tiles * Cp + CPU_W);
+}
+
+/* Tiles a chunk: V of it within L2, enough of them that a panel of u is not the bottleneck, shared among threads. */
+static int64_t chunk_of(int64_t tiles, int64_t C, int threads) {
+    enum { L2 = 700 << 10 };
+    int64_t t = L2 / (POINTS * 4 * C) / CONV_MR * CONV_MR;
+    if (t < 48) t = 48;
+    if (t > 144) t = 144;
+    int64_t share = conv_round_up((tiles + threads - 1) / threads, CONV_MR);
+    return t < share ? t : share;
+}
+
+/* ---- gradient of w --------------------------------------------------------------------------------------------------- */
+
+enum { BACK_MR = 8 };
+
+/* dU[C][K'] += V[T][C] Z[T][K'] at each point, K' channels of g from k0 on. */
+typedef struct wino_back {
+    wino x, g; /* read through transform_in; and the plane of g */
+    int64_t k0, kn, kp; /* channels of this block, and rounded up */
+    int64_t Cp, first, n; /* of this chunk of tiles */
+    float *V, *Z, *U; /* [POINTS][chunk][Cp], [POINTS][chunk][kp], [POINTS][Cp][kp] */
+    int64_t vs, zs;
+    bool begin; /* the first chunk overwrites U */
+    ddp_tensor *dw;
+    bool with_v;
+} wino_back;
+
+/* Z[point][k .. k + CPU_W) of one tile from its 16 pixels. */
+CPU_INLINE void tile_back(const char *const *p, int64_t offset, int64_t ahead, bool bf16, int64_t n, float *to, int64_t step) {
+    cpu_vec d[4], t[24], o[6];
+    for (int i = 0; i < 16; i++) __builtin_prefetch(p[i] + offset + ahead);
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; s++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < 4; r++) d[r] = conv_load(p[r * 4 + s] + offset, bf16, n);
+        line_back(d, 1, t + s, 4);
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < 6; r++) {
+        line_back(t + 4 * r, 1, o, 1);
+#pragma GCC unroll 6
+        for (int s = 0; s < 6; s++) *(cpu_vec *)(to + (6 * r + s) * step) = o[s];
+    }
+}
+
+static void transform_back(const wino_back *b, int64_t t, float *to) {
+    const char *p[16];
+    const wino *g = &b->g;
+    place at = place_of(&b->x, t);
+    int64_t bytes = g->bf16 ? 2 : 4, k = 0;
+    pixels(g->in + at.n * g->H * g->W * g->C * bytes, g->H, g->W, g->C * bytes, at.h, at.w, 4, g->zeros, p);
+    if (g->bf16)
+        for (; k + CPU_W <= b->kn; k += CPU_W) tile_back(p, (b->k0 + k) * 2, 8 * g->C, true, CPU_W, to + k, b->zs);
+    else
+        for (; k + CPU_W <= b->kn; k += CPU_W) tile_back(p, (b->k0 + k) * 4, 16 * g->C, false, CPU_W, to + k, b->zs);
+    if (k < b->kn) tile_back(p, (b->k0 + k) * bytes, 0, g->bf16, b->kn - k, to + k, b->zs);
+}
+
+static void back_transforms(const void *ctx, int64_t lo, int64_t hi) {
+    const wino_back *b = ctx;
+    for (int64_t t = lo; t < hi; t++) {
+        if (b->with_v) transform_in(&b->x, b->first + t, b->V + t * b->Cp, b->vs);
+        transform_back(b, b->first + t, b->Z + t * b->kp);
+    }
+}
+
+/* u[rows][v vectors] (+)= v[T][rows]^T z[T][v vectors]. */
+CPU_INLINE void back_product(int rows, int vecs, const float *v, int64_t vs, const float *z, int64_t zs, int64_t T, float *u,
+                              int64_t us, bool begin) {
+    cpu_vec acc[BACK_MR][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vecs; j++) acc[i][j] = begin ? (cpu_vec){0} : *(const cpu_vec *)(u + i * us + j * CPU_W);
+    for (int64_t t = 0; t < T; t++, v += vs, z += zs) {
+        cpu_vec a[2];
+        for (int j = 0; j < vecs; j++) a[j] = *(const cpu_vec *)(z + j * CPU_W);
+#pragma GCC unroll 8
+        for (int i = 0; i < rows; i++)
+            for (int j = 0; j < vecs; j++) acc[i][j] += v[i] * a[j];
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vecs; j++) *(cpu_vec *)(u + i * us + j * CPU_W) = acc[i][j];
+}
+
+#if defined(__AVX512F__)
+enum { BACK_ROWS = 8 };
+#else
+enum { BACK_ROWS = 4 };
+#endif
+
+/* Points [lo, hi). Cp and kp are whole vectors, so rows go in BACK_ROWS and columns in one or two vectors. */
+static void back_products(const void *ctx, int64_t lo, int64_t hi) {
+    const wino_back *b = ctx;
+    for (int64_t p = lo; p < hi; p++) {
+        const float *v = b->V + p * b->vs, *z = b->Z + p * b->zs;
+        float *u = b->U + p * b->Cp * b->kp;
+        for (int64_t k = 0; k < b->kp; k += CONV_NR)
+            for (int64_t c = 0; c < b->Cp; c += BACK_ROWS) {
+                if (k + CONV_NR <= b->kp)
+                    back_product(BACK_ROWS, 2, v + c, b->Cp, z + k, b->kp, b->n, u + c * b->kp + k, b->kp, b->begin);
+                else back_product(BACK_ROWS, 1, v + c, b->Cp, z + k, b->kp, b->n, u + c * b->kp + k, b->kp, b->begin);
+            }
+    }
+}
+
+/* dw[k0 ..][c][3][3] of channels c in [lo, hi) from U. */
+static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
+    const wino_back *b = ctx;
+    bool bf16 = b->dw->m.dtype == DDP_BF16;
+    int64_t step = b->Cp * b->kp, C = b->x.C;
+    for (int64_t k = 0; k < b->kn; k += CPU_W)
+        for (int64_t c = lo; c < hi; c++) {
+            const float *u = b->U + c * b->kp + k;
+            cpu_vec d[6], t[18], o[9];
+            for (int s = 0; s < 6; s++) {
+                for (int r = 0; r < 6; r++) d[r] = *(const cpu_vec *)(u + (6 * r + s) * step);
+                line_weight_back(d, 1, t + s, 6);
+            }
+            for (int r = 0; r < 3; r++) line_weight_back(t + 6 * r, 1, o + 3 * r, 1);
+            int64_t n = b->kn - k < CPU_W ? b->kn - k : CPU_W;
+            for (int64_t i = 0; i < n; i++)
+                for (int tap = 0; tap < 9; tap++) {
+                    int64_t at = ((b->k0 + k + i) * C + c) * 9 + tap;
+                    if (bf16) ((uint16_t *)(void *)ddp__ptr(b->dw))[at] = ddp__f32_to_bf16(o[tap][i]);
+                    else cpu_f32(b->dw)[at] = o[tap][i];
+                }
+        }
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------------------------ */
+
+const char *conv_wino_reject(const ddp_call *c) {
+    conv_shape s = conv_shape_of(c);
+    const char *why = conv_reject_common(&s);
+    if (why) return why;
+#if !defined(__AVX2__)
+    return "needs AVX2";
+#endif
+    if (!s.bf16 && ddp_float32_matmul_precision() == DDP_F32_EXACT) return "f32 precision is exact";
+    if (s.R != 3 || s.S != 3 || s.groups != 1) return "not a 3x3 window of one group";
+    for (int i = 0; i < 2; i++)
+        if (s.stride[i] != 1 || s.dilation[i] != 1 || s.padding[i] > 2) return "stride, dilation or padding";
+    if (s.C < 16 || s.K < 16) return "too few channels to gain by it";
+    return NULL;
+}
+
+static void set_plane(wino *v, int64_t Ho, int64_t Wo) {
+    v->th = (Ho + TILE - 1) / TILE;
+    v->tw = (Wo + TILE - 1) / TILE;
+    v->tiles = v->N * v->th * v->tw;
+}
+
+/* Forward; and the gradient of x, which is the forward of g with C and K exchanged and w turned around. */
+int conv_wino_run(const ddp_call *c) {
+    conv_shape s = conv_shape_of(c);
+    bool back = s.pass == CONV_GRAD_INPUT;
+    enum { FEW_BYTES = 10 << 20 }; /* what stays in L3 */
+    wino v = {.N = s.N, .bf16 = s.bf16, .bias = s.bias ? ddp__ptr(s.bias) : NULL};
+    v.in = ddp__ptr(back ? s.y : s.x);
+    v.out = ddp__ptr(back ? s.x : s.y);
+    v.C = back ? s.K : s.C;
+    v.K = back ? s.C : s.K;
+    v.wc = back ? s.C * 9 : 9;
+    v.wk = back ? 9 : s.C * 9;
+    v.flip = back;
+    v.H = back ? s.Ho : s.H;
+    v.W = back ? s.Wo : s.W;
+    v.Ho = back ? s.H : s.Ho;
+    v.Wo = back ? s.W : s.Wo;
+    for (int i = 0; i < 2; i++) v.pad[i] = back ? 2 - s.padding[i] : s.padding[i];
+    set_plane(&v, v.Ho, v.Wo);
+    int threads = cpu_threads(s.y->numel);
+    v.chunk = chunk_of(v.tiles, v.C, threads);
+    bool failed = false, few = POINTS * 4 * v.tiles * conv_round_up(v.C, CPU_W) <= FEW_BYTES;
+    int64_t panels = (v.K + CONV_NR - 1) / CONV_NR, zeros = v.C + CPU_W;
+    int64_t own = POINTS * (few ? v.tiles * conv_round_up(v.C, CPU_W) + CPU_W : panels * v.C * CONV_NR);
+    int64_t wide = s.bf16 ? s.w->numel : 0; /* w in f32 */
+    size_t bytes = (size_t)(own + zeros + wide) * sizeof(float);
+    float *block = ddp__mem_alloc(bytes);
+    if (!block) return ddp__pending();
+    memset(block + own, 0, (size_t)zeros * sizeof(float));
+    v.zeros = (const char *)(block + own);
+    v.w = s.bf16 ? block + own + zeros : cpu_f32(s.w);
+    if (s.bf16) conv_widen(ddp__ptr(s.w), wide, block + own + zeros);
+    v.failed = &failed;
+    v.u = v.V = block;
+    if (few) {
+        cpu_share(v.tiles, v.tiles * v.C * 16, transform_all, &v);
+        cpu_share(panels, s.y->numel, run_panels, &v);
+    } else {
+        cpu_share(panels, own, pack_panels, &v);
+        cpu_share((v.tiles + v.chunk - 1) / v.chunk, s.y->numel, run_chunks, &v);
+    }
+    ddp__mem_free(block, bytes);
+    return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
+}
+
+int conv_wino_weight(const ddp_call *c) {
+    conv_shape s = conv_shape_of(c);
+    enum { U_BYTES = 5 << 20, V_BYTES = 5 << 20 };
+    wino_back b = {.dw = s.w, .Cp = conv_round_up(s.C, CPU_W)};
+    b.x = (wino){.in = ddp__ptr(s.x), .N = s.N, .C = s.C, .H = s.H, .W = s.W, .bf16 = s.bf16};
+    b.g = (wino){.in = ddp__ptr(s.y), .N = s.N, .C = s.K, .H = s.Ho, .W = s.Wo, .bf16 = s.bf16};
+    for (int i = 0; i < 2; i++) b.x.pad[i] = s.padding[i];
+    set_plane(&b.x, s.Ho, s.Wo);
+    int64_t Kp = conv_round_up(s.K, CPU_W), chunk = V_BYTES / (POINTS * 4 * b.Cp), kb = U_BYTES / (POINTS * 4 * b.Cp);
+    kb = kb / CONV_NR * CONV_NR < CONV_NR ? CONV_NR : kb / CONV_NR * CONV_NR;
+    if (kb > Kp) kb = Kp;
+    if (chunk < 64) chunk = 64;
+    if (chunk > b.x.tiles) chunk = b.x.tiles;
+    b.vs = chunk * b.Cp + CPU_W;
+    b.zs = chunk * kb + CPU_W;
+    int64_t u = POINTS * b.Cp * kb, zeros = (s.C > s.K ? s.C : s.K) + CPU_W;
+    size_t bytes = (size_t)(POINTS * (b.vs + b.zs) + u + zeros) * sizeof(float);
+    b.V = ddp__mem_alloc(bytes);
+    if (!b.V) return ddp__pending();
+    b.Z = b.V + POINTS * b.vs;
+    b.U = b.Z + POINTS * b.zs;
+    memset(b.U + u, 0, (size_t)zeros * sizeof(float));
+    b.x.zeros = b.g.zeros = (const char *)(b.U + u);
+    for (b.k0 = 0; b.k0 < s.K; b.k0 += kb) {
+        b.kn = s.K - b.k0 < kb ? s.K - b.k0 : kb;
+        b.kp = conv_round_up(b.kn, CPU_W);
+        for (b.first = 0; b.first < b.x.tiles; b.first += chunk) {
+            b.n = b.x.tiles - b.first < chunk ? b.x.tiles - b.first : chunk;
+            b.begin = b.first == 0;
+            b.with_v = b.k0 == 0 || chunk < b.x.tiles;
+            cpu_share(b.n, b.n * b.Cp * 16, back_transforms, &b);
+            cpu_share(POINTS, b.n * b.Cp * b.kp, back_products, &b);
+        }
+        cpu_share(s.C, b.Cp * b.kp * POINTS, back_finish, &b);
+    }
+    ddp__mem_free(b.V, bytes);
+    return 0;
+}

@@ -1,0 +1,173 @@
+-- stepper.lua -- ddp.stepper: backward, accumulation over a window of micro-batches, reduction, unscaling, clipping, the
+-- step, the scaler's update and the schedule, as one call a micro-batch.
+--
+-- Divisors. A micro-batch i of weight w_i (its number of samples; 1 when none is given) has a mean loss and its gradient
+-- g_i. The window's gradient on this rank is sum(w_i g_i) / W with W = sum(w_i), whatever the sizes and however short the
+-- last window; over the ranks it is the mean of these, weighted by each rank's W. W is known at the window's end only. So each
+-- backward starts from w_i / R, where R = accumulate * w_1 is what W will be when all are alike (it also keeps f16
+-- gradients where a plain mean has them); when W comes out otherwise, what is summed up is multiplied by R / W before it is
+-- reduced. The last backward of a full window reduces while it runs; a window that is cut short, or ends with a skipped
+-- micro-batch, is reduced after it.
+local base = require "ddp.ffi"
+local tensor = require "ddp.tensor"
+local ops = require "ddp.ops"
+local grad = require "ddp.grad"
+local module = require "ddp.nn.module"
+local optim = require "ddp.optim"
+local parallel = require "ddp.parallel"
+local fail = base.error
+
+local Stepper = {}
+Stepper.__index = Stepper
+
+local function parameters(self)
+  local list = {}
+  for _, g in ipairs(self.optimizer.param_groups) do
+    for _, p in ipairs(g.params) do list[#list + 1] = p end
+  end
+  return list
+end
+
+local function gradients(self)
+  local list = {}
+  for _, p in ipairs(parameters(self)) do list[#list + 1] = p.grad end
+  return list
+end
+
+local function any_gradient(self)
+  for _, g in ipairs(self.optimizer.param_groups) do
+    for _, p in ipairs(g.params) do if p.grad ~= nil then return true end end
+  end
+  return false
+end
+
+-- ---- inside a window ----------------------------------------------------------------------------------------------------
+
+-- sum so far * R / W, when W is not R.
+local function rescale(self)
+  if self.total == self.expected or self.total == 0 then return end
+  local grads = gradients(self)
+  if #grads > 0 then base.free(grad.no_grad(ops.grad_unscale_, grads, self.expected / self.total)) end
+  self.expected = self.total
+end
+
+local function open_window(self, weight)
+  if self.seen == 0 then
+    self.optimizer:zero_grad() -- a loss that ran before never leaks in
+    self.total, self.expected = 0, 0
+  end
+  self.seen = self.seen + 1
+  if self.total == 0 then self.expected = self.accumulate * weight end
+  self.total = self.total + weight
+end
+
+-- loss:backward() that starts from `share` of the loss; `reduce`: the gradients are whole then.
+local function backward(self, loss, share, reduce)
+  local from = self.scaler and self.scaler:scale(loss) or loss
+  local seed = share ~= 1 and tensor.full(from:size(), share, { dtype = from:dtype() }) or nil
+  local opts = { weight = self.total }
+  if not self.wrapped or reduce then from:backward(seed, opts)
+  else self.model:no_sync(function() from:backward(seed, opts) end) end
+end
+
+-- ---- the window's end ---------------------------------------------------------------------------------------------------
+
+local function rate(self) return self.optimizer.param_groups[1].lr end
+
+-- Gradients are whole and the same on all ranks. Returns applied, info.
+local function close_window(self)
+  local info = { window_end = true, skipped = false, lr = rate(self) }
+  self.seen = 0
+  if not any_gradient(self) and (self.wrapped or parallel.world_size() == 1) then -- every rank skipped every micro-batch
+    info.skipped = true
+    return false, info
+  end
+  if self.scaler then self.scaler:unscale_(self.optimizer) end
+  local norm = self.clip and optim.clip_grad_norm_(parameters(self), self.clip)
+  local applied = true
+  if self.scaler then
+    applied = self.scaler:step(self.optimizer)
+    self.scaler:update()
+  else
+    self.optimizer:step()
+  end
+  if applied and self.schedule then self.schedule:step() end
+  info.skipped = not applied
+  if norm then
+    info.grad_norm = norm:item()
+    base.free(norm)
+  end
+  return applied, info
+end
+
+-- After the last backward, where none reduced.
+local function reduce_rest(self)
+  rescale(self)
+  if self.wrapped then self.model:reduce_gradients(self.total) end
+end
+
+local function check_weight(self, weight)
+  if weight == nil then return 1 end
+  if type(weight) ~= "number" or not (weight >= 0 and weight < math.huge) then
+    fail(("stepper: weight is %s, expected a number from 0"):format(type(weight) == "number" and weight or "a " .. type(weight)))
+  end
+  if self.wrapped and not self.weighs then
+    self.model:weigh()
+    self.weighs = true
+  end
+  return weight
+end
+
+-- One micro-batch: its plain mean loss, and its weight (the number of samples) where they differ. A weight of 0 is skip.
+function Stepper:__call(loss, weight)
+  weight = check_weight(self, weight)
+  if not tensor.is_tensor(loss) then fail("stepper: expected a loss, got a " .. type(loss)) end
+  if loss:numel() ~= 1 then fail(("stepper: the loss is [%s], expected one number: the mean over the micro-batch"):format(table.concat(loss:size(), ","))) end
+  if weight == 0 then return self:skip() end
+  open_window(self, weight)
+  local last = self.seen == self.accumulate
+  if last then rescale(self) end
+  backward(self, loss, weight / self.expected, last)
+  if not last then return false, { window_end = false, skipped = false, lr = rate(self) } end
+  return close_window(self)
+end
+
+-- A micro-batch that this rank does not have: the others' count alone.
+function Stepper:skip()
+  open_window(self, 0)
+  if self.scaler then self.scaler:join() end
+  if self.seen < self.accumulate then return false, { window_end = false, skipped = false, lr = rate(self) } end
+  reduce_rest(self)
+  return close_window(self)
+end
+
+-- Ends a window that is cut short, as the last of an epoch may be; without one it does nothing.
+function Stepper:flush()
+  if self.seen == 0 then return false, { window_end = false, skipped = false, lr = rate(self) } end
+  reduce_rest(self)
+  return close_window(self)
+end
+
+-- ---- making one ------------------------------------------------------------------------------------------------------------
+
+local function need(cond, name, what, value)
+  if not cond then fail(("stepper: %s is %s, expected %s"):format(name, value == nil and "missing" or type(value) == "number" and value or "a " .. type(value), what)) end
+end
+
+-- ddp.stepper{model = net, optimizer = opt, accumulate = 1, clip = max_norm, scaler = GradScaler, schedule = s}. Called with a
+-- loss and a weight it returns applied, info: applied only at a window's end, when the step was made; info has window_end,
+-- skipped (the step was not made), grad_norm (before clipping, with clip) and lr (that of the step). Collective at a window's end.
+return function(opts)
+  opts = base.options("stepper", opts, { "model", "optimizer", "accumulate", "clip", "scaler", "schedule" })
+  local m = opts.model
+  local wrapped = type(m) == "table" and rawget(m, "_reducer") ~= nil
+  need(wrapped or module.is_module(m), "model", "a module, wrapped or not", m)
+  need(type(opts.optimizer) == "table" and opts.optimizer.param_groups, "optimizer", "an optimizer", opts.optimizer)
+  local n = opts.accumulate == nil and 1 or opts.accumulate
+  need(type(n) == "number" and n >= 1 and n % 1 == 0, "accumulate", "a whole number from 1", n)
+  need(opts.clip == nil or type(opts.clip) == "number" and opts.clip > 0, "clip", "a number above 0", opts.clip)
+  need(opts.scaler == nil or type(opts.scaler) == "table" and opts.scaler.unscale_, "scaler", "a GradScaler", opts.scaler)
+  need(opts.schedule == nil or type(opts.schedule) == "table" and opts.schedule.get_last_lr, "schedule", "a schedule", opts.schedule)
+  return setmetatable({ model = m, wrapped = wrapped, optimizer = opts.optimizer, accumulate = n, clip = opts.clip, scaler = opts.scaler,
+    schedule = opts.schedule, seen = 0, total = 0, expected = 0 }, Stepper)
+end

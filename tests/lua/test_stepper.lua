@@ -1,0 +1,327 @@
+-- test_stepper.lua -- the loss scaler, clipping, schedules, optimizer state, and the stepper that drives them.
+local t = require "harness"
+local ddp = require "ddp"
+local nn, F = ddp.nn, ddp.nn.functional
+local schedule = ddp.optim.schedule
+
+local function leaf(value) return ddp.full({ 2 }, value, { requires_grad = true }) end
+
+-- ---- GradScaler ---------------------------------------------------------------------------------------------------------
+
+t.test("P1 GradScaler: misuse is an error that says so", function()
+  local p = leaf(1)
+  local opt, scaler = ddp.optim.SGD({ p }, { lr = 0.1 }), ddp.amp.GradScaler()
+  t.fails(function() scaler:step(opt) end, "step: no loss went through scaler:scale")
+  t.fails(function() scaler:unscale_(opt) end, "unscale_: no loss went through scaler:scale")
+  t.fails(function() scaler:update() end, "update: no optimizer was stepped")
+  local loss = scaler:scale(p:sum())
+  t.fails(function() scaler:step(opt) end, "have no gradients; was backward called?")
+  loss:backward()
+  scaler:unscale_(opt)
+  t.fails(function() scaler:unscale_(opt) end, "unscale_: called twice")
+  t.ok(scaler:step(opt))
+  t.fails(function() scaler:step(opt) end, "step: called twice")
+  t.fails(function() scaler:unscale_(opt) end, "unscale_: called after step")
+  scaler:update()
+  t.fails(function() scaler:step(opt) end, "no loss went through scaler:scale since the last update")
+  t.fails(function() scaler:scale(3) end, "scale: expected a tensor")
+  t.fails(function() ddp.amp.GradScaler { init_scal = 2 } end, "did you mean \"init_scale\"")
+  t.fails(function() ddp.amp.GradScaler { growth_factor = 1 } end, "growth_factor is 1, expected more than 1")
+end)
+t.test("GradScaler: gradients are scaled, then those of the loss again", function()
+  local p = leaf(3)
+  local opt, scaler = ddp.optim.SGD({ p }, { lr = 0.1 }), ddp.amp.GradScaler { init_scale = 1024 }
+  scaler:scale((p * p):sum()):backward()
+  t.eq(p.grad:tolist(), { 6144, 6144 })
+  scaler:unscale_(opt)
+  t.eq(p.grad:tolist(), { 6, 6 })
+end)
+t.test("P1 GradScaler: a step with an infinity is skipped and the state stays as it was", function()
+  local p = leaf(1)
+  local opt, scaler = ddp.optim.Adam({ p }, { lr = 0.1 }), ddp.amp.GradScaler { init_scale = 8 }
+  scaler:scale((p * math.huge):sum()):backward()
+  t.eq(scaler:step(opt), false)
+  scaler:update()
+  t.eq(p:tolist(), { 1, 1 })
+  t.eq(scaler:get_scale(), 4)
+  t.eq(opt:state_dict().state[1], nil, "no step was counted")
+end)
+t.test("GradScaler: a half loss is scaled in f32", function()
+  t.eq(ddp.amp.GradScaler():scale(ddp.ones({}):to "f16"):item(), 65536)
+end)
+t.test("GradScaler: not enabled it passes everything through", function()
+  local p = leaf(1)
+  local opt, scaler = ddp.optim.SGD({ p }, { lr = 0.1 }), ddp.amp.GradScaler { enabled = false }
+  local loss = p:sum()
+  t.ok(scaler:scale(loss) == loss and scaler:get_scale() == 1)
+  loss:backward()
+  scaler:unscale_(opt)
+  t.eq(scaler:step(opt), true)
+  scaler:update()
+  t.near(p[1]:item(), 0.9, 1e-6)
+  t.eq(next(scaler:state_dict()), nil)
+end)
+t.test("GradScaler: a state of another kind is refused", function()
+  local a, b = ddp.amp.GradScaler { init_scale = 32, growth_interval = 7 }, ddp.amp.GradScaler()
+  b:load_state_dict(a:state_dict())
+  t.eq(b:get_scale(), 32)
+  t.eq(b:state_dict(), a:state_dict())
+  t.fails(function() b:load_state_dict {} end, "the state is empty")
+  t.fails(function() b:load_state_dict { scale = 1 } end, "is missing: not a scaler's state")
+  local s = a:state_dict()
+  s.momentum = 1
+  t.fails(function() b:load_state_dict(s) end, "unknown \"momentum\"")
+end)
+
+-- ---- clipping -------------------------------------------------------------------------------------------------------------
+
+t.test("clip_grad_norm_ takes the norm over all gradients, and leaves small ones alone", function()
+  local a, b, c = leaf(1), leaf(1), leaf(1);
+  (a * 3):sum():backward();
+  (b * 4):sum():backward()
+  t.near(ddp.clip_grad_norm_({ a, b, c }, 100):item(), math.sqrt(50), 1e-5)
+  t.eq(a.grad:tolist(), { 3, 3 })
+  t.near(ddp.clip_grad_norm_({ a, b, c }, 1):item(), math.sqrt(50), 1e-5)
+  t.near(b.grad[1]:item(), 4 / math.sqrt(50), 1e-5)
+  t.near(ddp.clip_grad_norm_({ a, b, c }, 1):item(), 1, 1e-5)
+  t.eq(ddp.clip_grad_norm_({ c }, 1):item(), 0)
+end)
+t.test("clip_grad_norm_ scales by norms that are not finite as PyTorch does, or refuses", function()
+  local function after(bad, opts)
+    local a = leaf(1)
+    a.grad = ddp.tensor { bad, 2 }
+    local norm = ddp.clip_grad_norm_({ a }, 1, opts):item()
+    return norm, a.grad[1]:item(), a.grad[2]:item()
+  end
+  local norm, first, second = after(math.huge)
+  t.ok(norm == math.huge and first ~= first and second == 0)
+  norm, first, second = after(0 / 0)
+  t.ok(norm ~= norm and first ~= first and second ~= second)
+  t.fails(function() after(math.huge, { error_if_nonfinite = true }) end, "the total norm is inf")
+end)
+t.test("clip_grad_norm_ holds large f32 gradients", function()
+  local a = leaf(1)
+  a.grad = ddp.full({ 2 }, 3e19)
+  t.near(ddp.clip_grad_norm_({ a }, 1):item() / (3e19 * math.sqrt(2)), 1, 1e-6)
+  t.near(a.grad:norm():item(), 1, 1e-5)
+end)
+
+-- ---- optimizer state -----------------------------------------------------------------------------------------------------------
+
+for _, name in ipairs { "SGD", "Adam", "AdamW" } do
+  t.test(name .. ": state_dict and load_state_dict carry a run on to the same bits", function()
+    local function net()
+      ddp.manual_seed(4)
+      return nn.Linear(5, 3)
+    end
+    local function make(m) return ddp.optim[name](m:parameters(), { lr = 0.1, [name == "SGD" and "momentum" or "eps"] = name == "SGD" and 0.9 or 1e-8 }) end
+    local x = ddp.randn(7, 5)
+    local function train(m, opt, n)
+      for _ = 1, n do
+        opt:zero_grad();
+        (m(x) ^ 2):mean():backward()
+        opt:step()
+      end
+    end
+    local a, b = net(), net()
+    local oa, ob = make(a), make(b)
+    train(a, oa, 6)
+    train(b, ob, 3)
+    local c = net()
+    local oc = ddp.optim[name](c:parameters(), { lr = 7 })
+    c:load_state_dict(b:state_dict())
+    oc:load_state_dict(ob:state_dict())
+    t.eq(oc.param_groups[1].lr, 0.1)
+    train(c, oc, 3)
+    t.ok(c.weight:equal(a.weight) and c.bias:equal(a.bias), "the resumed run differs")
+  end)
+end
+t.test("an optimizer refuses a state of another kind or model", function()
+  local a, b = leaf(1), leaf(1)
+  local sgd, adam = ddp.optim.SGD({ a }, { lr = 1, momentum = 0.9 }), ddp.optim.Adam { a }
+  t.fails(function() adam:load_state_dict(sgd:state_dict()) end, "not a state of Adam")
+  t.fails(function() sgd:load_state_dict { scale = 1 } end, "expected {state =, param_groups =}")
+  t.fails(function() sgd:load_state_dict(ddp.optim.SGD({ a, b }, { lr = 1 }):state_dict()) end, "2 parameters in the state, 1 here")
+  local wide = ddp.ones(3, { requires_grad = true })
+  local other = ddp.optim.SGD({ wide }, { lr = 1, momentum = 0.9 })
+  wide:sum():backward()
+  other:step()
+  t.fails(function() sgd:load_state_dict(other:state_dict()) end, "momentum_buffer of parameter 1 is [3], the parameter [2]")
+end)
+
+-- ---- schedules -----------------------------------------------------------------------------------------------------------------
+
+local function rates(kind, opts, n)
+  local opt = ddp.optim.SGD({ { params = { leaf(1) }, lr = 1 }, { params = { leaf(1) }, lr = 10 } }, { lr = 1 })
+  opts.optimizer = opt
+  local s, out = schedule[kind](opts), {}
+  for i = 1, n do
+    out[i] = opt.param_groups[1].lr
+    t.near(opt.param_groups[2].lr, 10 * out[i], 1e-9, "groups keep their own base rate")
+    t.eq(s:get_last_lr(), { opt.param_groups[1].lr, opt.param_groups[2].lr })
+    s:step()
+  end
+  return out
+end
+local function near_all(got, want) for i, v in ipairs(want) do t.near(got[i], v, 1e-9, "the rate of step " .. i) end end
+t.test("cosine warms up, falls along half a cosine and stays down", function()
+  near_all(rates("cosine", { steps = 6, warmup = 2 }, 8), { 0.5, 1, 1, 0.5 + 0.5 * math.cos(math.pi / 4), 0.5, 0.5 - 0.5 * math.cos(math.pi / 4), 0, 0 })
+end)
+t.test("linear falls evenly", function() near_all(rates("linear", { steps = 4 }, 6), { 1, 0.75, 0.5, 0.25, 0, 0 }) end)
+t.test("step multiplies every so often; lambda takes its factor from a function", function()
+  near_all(rates("step", { every = 2, gamma = 0.5 }, 5), { 1, 1, 0.5, 0.5, 0.25 })
+  near_all(rates("lambda", { fn = function(i) return 1 / (1 + i) end }, 3), { 1, 1 / 2, 1 / 3 })
+end)
+t.test("min_lr is where cosine and linear end", function()
+  local opt = ddp.optim.SGD({ leaf(1) }, { lr = 1 })
+  local s = schedule.cosine { optimizer = opt, steps = 2, min_lr = 0.2 }
+  s:step()
+  t.near(opt.param_groups[1].lr, 0.6, 1e-9)
+  s:step()
+  t.near(opt.param_groups[1].lr, 0.2, 1e-9)
+end)
+t.test("a schedule's state carries on; one of another kind is refused", function()
+  local a, b = ddp.optim.SGD({ leaf(1) }, { lr = 1 }), ddp.optim.SGD({ leaf(1) }, { lr = 5 })
+  local s, r = schedule.linear { optimizer = a, steps = 4 }, schedule.linear { optimizer = b, steps = 4 }
+  s:step()
+  r:load_state_dict(s:state_dict())
+  t.eq(b.param_groups[1].lr, 0.75)
+  t.fails(function() schedule.cosine { optimizer = a, steps = 4 }:load_state_dict(s:state_dict()) end, "the state is of \"linear\"")
+end)
+t.test("schedules refuse bad arguments by name", function()
+  local opt = ddp.optim.SGD({ leaf(1) }, { lr = 1 })
+  t.fails(function() schedule.cosine { optimizer = opt } end, "cosine: steps is missing")
+  t.fails(function() schedule.cosine { steps = 3 } end, "cosine: optimizer is missing")
+  t.fails(function() schedule.linear { optimizer = opt, steps = 3, warmup = 4 } end, "warmup is 4, more than the 3 steps")
+  t.fails(function() schedule.step { optimizer = opt, evry = 3 } end, "did you mean \"every\"")
+  t.fails(function() schedule.one_cycle { optimizer = opt, steps = 3, anneal_strategy = "cosine" } end, "expected cos or linear")
+end)
+
+-- ---- the stepper -----------------------------------------------------------------------------------------------------------------
+
+ddp.manual_seed(9)
+local X, Y = ddp.randn(27, 6), ddp.randint(0, 3, { 27 })
+local function net()
+  ddp.manual_seed(1)
+  return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 3))
+end
+local function loss_of(m, first, n) return F.cross_entropy(m(X:narrow(1, first, n)), Y:narrow(1, first, n)) end
+local function difference(a, b)
+  local worst, pb = 0, b:parameters()
+  for i, p in ipairs(a:parameters()) do
+    local d = ddp.no_grad(function() return ((p - pb[i]):abs():max() / pb[i]:abs():max()):item() end)
+    if not (d <= worst) then worst = d end
+  end
+  return worst
+end
+
+-- Three windows over micro-batches of these sizes; the last is flushed when it is short.
+local function train(sizes, accumulate, opts)
+  local m = net()
+  local opt = ddp.optim.SGD(m:parameters(), { lr = 0.5, momentum = 0.9 })
+  local step = ddp.stepper { model = m, optimizer = opt, accumulate = accumulate, scaler = opts and opts.scaler, clip = opts and opts.clip }
+  local applied = 0
+  for _ = 1, 3 do
+    local first = 1
+    for _, n in ipairs(sizes) do
+      if step(loss_of(m, first, n), n) then applied = applied + 1 end
+      first = first + n
+    end
+    if step:flush() then applied = applied + 1 end
+  end
+  t.eq(applied, 3, "steps applied")
+  return m
+end
+
+t.test("P2 windows of 8, 8, 8 and 3 equal the full batch of 27", function()
+  local full = train({ 27 }, 1)
+  t.ok(difference(train({ 8, 8, 8, 3 }, 4), full) < 1e-6, "a full window of unequal micro-batches")
+  t.ok(difference(train({ 3, 8, 8, 8 }, 4), full) < 1e-6, "the small one first")
+  t.ok(difference(train({ 8, 8, 8, 3 }, 6), full) < 1e-6, "a short window, flushed")
+end)
+t.test("P1 P2 the same with a scaler and with clipping", function()
+  local clipped = train({ 27 }, 1, { clip = 0.1 })
+  t.ok(difference(clipped, train({ 27 }, 1)) > 1e-3, "clipping did nothing")
+  t.ok(difference(train({ 8, 8, 8, 3 }, 4, { clip = 0.1, scaler = ddp.amp.GradScaler { init_scale = 1024 } }), clipped) < 1e-6)
+  t.ok(difference(train({ 8, 8, 8, 3 }, 9, { clip = 0.1, scaler = ddp.amp.GradScaler { enabled = false } }), clipped) < 1e-6)
+end)
+t.test("P2 without weights every micro-batch counts alike, also in a short window", function()
+  local m = net()
+  local step = ddp.stepper { model = m, optimizer = ddp.optim.SGD(m:parameters(), { lr = 1 }), accumulate = 4 }
+  local before = m[1].bias:clone()
+  for i = 1, 3 do step(loss_of(m, 9 * i - 8, 9)) end
+  t.ok(m[1].bias:equal(before), "nothing moves inside a window")
+  local applied, info = step:flush()
+  t.ok(applied and info.window_end and not info.skipped)
+  local full = net()
+  loss_of(full, 1, 27):backward()
+  ddp.optim.SGD(full:parameters(), { lr = 1 }):step()
+  t.ok(difference(m, full) < 1e-6)
+  applied, info = step:flush()
+  t.ok(not applied and not info.window_end, "nothing is left to flush")
+end)
+t.test("P1 one call says whether the step was applied, and schedules count applied steps", function()
+  local p = leaf(1)
+  local m = nn.Module "One"()
+  m.p = nn.Parameter(p)
+  local opt, scaler = ddp.optim.SGD({ m.p }, { lr = 1 }), ddp.amp.GradScaler { init_scale = 16 }
+  local s = schedule.linear { optimizer = opt, steps = 4 }
+  local step = ddp.stepper { model = m, optimizer = opt, accumulate = 2, clip = 1, scaler = scaler, schedule = s }
+  local function window(factor)
+    local applied, info = step((m.p * 2):sum())
+    t.ok(applied == false and info.window_end == false and info.grad_norm == nil)
+    return step((m.p * factor):sum())
+  end
+  local applied, info = window(4)
+  t.ok(applied and info.window_end and not info.skipped)
+  t.near(info.grad_norm, 3 * math.sqrt(2), 1e-5)
+  t.eq(info.lr, 1)
+  t.eq(opt.param_groups[1].lr, 0.75)
+  local held = m.p:clone()
+  applied, info = window(math.huge)
+  t.ok(not applied and info.window_end and info.skipped and info.grad_norm == math.huge)
+  t.eq({ opt.param_groups[1].lr, scaler:get_scale() }, { 0.75, 8 })
+  t.ok(m.p:equal(held), "a skipped step moved a parameter")
+  applied, info = window(4)
+  t.ok(applied and info.lr == 0.75)
+end)
+t.test("P2 gradients of another loss never leak into a window", function()
+  local a, b = net(), net()
+  local function one(m)
+    ddp.stepper { model = m, optimizer = ddp.optim.SGD(m:parameters(), { lr = 1 }) }(loss_of(m, 1, 8))
+  end
+  loss_of(a, 9, 8):backward()
+  one(a)
+  one(b)
+  t.ok(difference(a, b) == 0)
+end)
+t.test("C6 a skipped micro-batch counts for nothing; a window of them is no step", function()
+  local m, full = net(), net()
+  local opt = ddp.optim.SGD(m:parameters(), { lr = 1 })
+  local step = ddp.stepper { model = m, optimizer = opt, accumulate = 3, scaler = ddp.amp.GradScaler() }
+  step:skip()
+  step(loss_of(m, 1, 8), 8)
+  local applied = step(loss_of(m, 9, 8), 0)
+  t.ok(applied)
+  loss_of(full, 1, 8):backward()
+  ddp.optim.SGD(full:parameters(), { lr = 1 }):step()
+  t.ok(difference(m, full) < 1e-6)
+  step:skip()
+  step:skip()
+  local again, info = step:skip()
+  t.ok(not again and info.window_end and info.skipped and difference(m, full) < 1e-6)
+end)
+t.test("a stepper refuses bad arguments by name", function()
+  local m = net()
+  local opt = ddp.optim.SGD(m:parameters(), { lr = 1 })
+  t.fails(function() ddp.stepper { optimizer = opt } end, "stepper: model is missing")
+  t.fails(function() ddp.stepper { model = m } end, "stepper: optimizer is missing")
+  t.fails(function() ddp.stepper { model = m, optimizer = opt, accumulat = 2 } end, "did you mean \"accumulate\"")
+  t.fails(function() ddp.stepper { model = m, optimizer = opt, accumulate = 0 } end, "accumulate is 0, expected a whole number from 1")
+  local step = ddp.stepper { model = m, optimizer = opt }
+  t.fails(function() step(ddp.ones(3)) end, "the loss is [3], expected one number")
+  t.fails(function() step(loss_of(m, 1, 8), -1) end, "weight is -1")
+  t.fails(function() step(3) end, "expected a loss, got a number")
+end)
+
+t.done()
