@@ -32,6 +32,8 @@ typedef struct conv_shape {
 /* Reads the call's operands in their roles. */
 #define conv_shape_of CPU_LOCAL(conv_shape_of)
 DDP_LOCAL conv_shape conv_shape_of(const ddp_call *c);
+/* The work of a pass for cpu_share: 16 multiplications as one element. */
+static inline int64_t conv_work(const conv_shape *s) { return s->y->numel * (s->C / s->groups) * s->R * s->S / 16; }
 /* Dtypes and layouts that all kernels here need: a reason, or NULL. */
 #define conv_reject_common CPU_LOCAL(conv_reject_common)
 DDP_LOCAL const char *conv_reject_common(const conv_shape *s);

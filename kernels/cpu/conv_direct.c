@@ -244,7 +244,7 @@ static void run_blocks(const void *ctx, int64_t lo, int64_t hi) {
     const direct *d = ctx;
     int64_t size = block_pixels(d);
     size_t bytes = sizeof(block) + (d->patches ? (size_t)(size * d->depth) * 4 + 64 : 0);
-    block *b = ddp__mem_alloc(bytes);
+    block *b = ddp__scratch_take(bytes);
     if (!b) {
         *d->failed = true;
         return;
@@ -262,7 +262,7 @@ static void run_blocks(const void *ctx, int64_t lo, int64_t hi) {
             }
         }
     }
-    ddp__mem_free(b, bytes);
+    ddp__scratch_give(b, bytes);
 }
 
 /* ---- weights ------------------------------------------------------------------------------------------------------------- */
@@ -312,7 +312,7 @@ static void to_pairs(const float *panel, int64_t depth, uint32_t *u) {
 static void pack_panels(const void *ctx, int64_t lo, int64_t hi) {
     const packing *p = ctx;
     size_t bytes = (size_t)(p->depth * CONV_NR) * sizeof(float);
-    float *panel = p->pairs ? ddp__mem_alloc(bytes) : NULL;
+    float *panel = p->pairs ? ddp__scratch_take(bytes) : NULL;
     if (p->pairs && !panel) {
         *p->failed = true;
         return;
@@ -324,7 +324,7 @@ static void pack_panels(const void *ctx, int64_t lo, int64_t hi) {
         if (used < p->depth) memset(to + used * CONV_NR, 0, (size_t)((p->depth - used) * CONV_NR) * sizeof *to);
         if (panel) to_pairs(panel, p->depth, (uint32_t *)p->u + i * p->depth / 2 * CONV_NR);
     }
-    if (panel) ddp__mem_free(panel, bytes);
+    if (panel) ddp__scratch_give(panel, bytes);
 }
 
 /* ---- kernel -------------------------------------------------------------------------------------------------------------- */
@@ -371,7 +371,7 @@ int conv_direct_run(const ddp_call *c) {
     int64_t panels = (d.K + CONV_NR - 1) / CONV_NR, u = panels * d.depth * CONV_NR / (d.pairs ? 2 : 1);
     int64_t wide = s.bf16 ? s.w->numel : 0, zeros = d.C + CPU_W, blocks = 0;
     size_t bytes = (size_t)(u + wide + zeros) * sizeof(float);
-    float *scratch = ddp__mem_alloc(bytes);
+    float *scratch = ddp__scratch_take(bytes);
     if (!scratch) return ddp__pending();
     memset(scratch + u + wide, 0, (size_t)zeros * sizeof(float));
     d.u = scratch;
@@ -383,7 +383,7 @@ int conv_direct_run(const ddp_call *c) {
                  d.back ? s.C * taps : taps, d.depth, d.u, d.pairs, &failed};
     cpu_share(panels, u, pack_panels, &p);
     for (int64_t i = 0; i < d.h.classes * d.w.classes; i++) blocks += blocks_of(&d, i);
-    cpu_share(blocks, s.y->numel * s.R * s.S, run_blocks, &d);
-    ddp__mem_free(scratch, bytes);
+    cpu_share(blocks, conv_work(&s), run_blocks, &d);
+    ddp__scratch_give(scratch, bytes);
     return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
 }

@@ -308,7 +308,7 @@ int conv_weight_run(const ddp_call *c) {
     q.plane = q.images * q.H * q.W * ROWS + 16;
     int64_t sums = q.panels * q.R * q.S * q.groups * ROWS * CONV_NR;
     size_t bytes = (size_t)(q.groups * q.plane + q.images * g + sums) * 4;
-    q.x = ddp__mem_alloc(bytes);
+    q.x = ddp__scratch_take(bytes);
     if (!q.x) return ddp__pending();
     q.g = q.x + q.groups * q.plane;
     q.sum = (float *)(void *)(q.g + q.images * g);
@@ -318,9 +318,9 @@ int conv_weight_run(const ddp_call *c) {
         int64_t work = q.n * (x + g);
         cpu_share(q.n * q.H, work, lay_x, &q);
         cpu_share(q.panels, work, lay_g, &q);
-        cpu_share(q.panels * q.R * q.S, work * 16, products, &q);
+        cpu_share(q.panels * q.R * q.S, conv_work(&q.s), products, &q);
     }
     cpu_share(q.panels, sums, finish, &q);
-    ddp__mem_free(q.x, bytes);
+    ddp__scratch_give(q.x, bytes);
     return 0;
 }

@@ -251,7 +251,7 @@ static void panel(const wino *v, int64_t k, const float *u, int64_t first, int64
 }
 
 static void *scratch(const wino *v, size_t floats) {
-    void *p = ddp__mem_alloc(floats * sizeof(float));
+    void *p = ddp__scratch_take(floats * sizeof(float));
     if (!p) *v->failed = true;
     return p;
 }
@@ -269,7 +269,7 @@ static void run_chunks(const void *ctx, int64_t lo, int64_t hi) {
         for (int64_t k = 0; k < v->K; k += CONV_NR)
             panel(v, k, v->u + k / CONV_NR * POINTS * v->C * CONV_NR, first, n, V, vs, V + POINTS * vs, ms);
     }
-    ddp__mem_free(V, floats * sizeof(float));
+    ddp__scratch_give(V, floats * sizeof(float));
 }
 
 /* Few tiles, many channels: V of all tiles is there; panels [lo, hi) of u are packed one by one and used at once. */
@@ -285,7 +285,7 @@ static void run_panels(const void *ctx, int64_t lo, int64_t hi) {
             panel(v, i * CONV_NR, u, first, v->tiles - first < v->chunk ? v->tiles - first : v->chunk, v->V + first * Cp,
                   vs, u + POINTS * v->C * CONV_NR, ms);
     }
-    ddp__mem_free(u, floats * sizeof(float));
+    ddp__scratch_give(u, floats * sizeof(float));
 }
 
 static void pack_panels(const void *ctx, int64_t lo, int64_t hi) {
@@ -470,14 +470,14 @@ int conv_wino_run(const ddp_call *c) {
     v.Wo = back ? s.W : s.Wo;
     for (int i = 0; i < 2; i++) v.pad[i] = back ? 2 - s.padding[i] : s.padding[i];
     set_plane(&v, v.Ho, v.Wo);
-    int threads = cpu_threads(s.y->numel);
+    int threads = cpu_threads(conv_work(&s));
     v.chunk = chunk_of(v.tiles, v.C, threads);
     bool failed = false, few = POINTS * 4 * v.tiles * conv_round_up(v.C, CPU_W) <= FEW_BYTES;
     int64_t panels = (v.K + CONV_NR - 1) / CONV_NR, zeros = v.C + CPU_W;
     int64_t own = POINTS * (few ? v.tiles * conv_round_up(v.C, CPU_W) + CPU_W : panels * v.C * CONV_NR);
     int64_t wide = s.bf16 ? s.w->numel : 0; /* w in f32 */
     size_t bytes = (size_t)(own + zeros + wide) * sizeof(float);
-    float *block = ddp__mem_alloc(bytes);
+    float *block = ddp__scratch_take(bytes);
     if (!block) return ddp__pending();
     memset(block + own, 0, (size_t)zeros * sizeof(float));
     v.zeros = (const char *)(block + own);
@@ -487,12 +487,12 @@ int conv_wino_run(const ddp_call *c) {
     v.u = v.V = block;
     if (few) {
         cpu_share(v.tiles, v.tiles * v.C * 16, transform_all, &v);
-        cpu_share(panels, s.y->numel, run_panels, &v);
+        cpu_share(panels, conv_work(&s), run_panels, &v);
     } else {
         cpu_share(panels, own, pack_panels, &v);
-        cpu_share((v.tiles + v.chunk - 1) / v.chunk, s.y->numel, run_chunks, &v);
+        cpu_share((v.tiles + v.chunk - 1) / v.chunk, conv_work(&s), run_chunks, &v);
     }
-    ddp__mem_free(block, bytes);
+    ddp__scratch_give(block, bytes);
     return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
 }
 
@@ -513,7 +513,7 @@ int conv_wino_weight(const ddp_call *c) {
     b.zs = chunk * kb + CPU_W;
     int64_t u = POINTS * b.Cp * kb, zeros = (s.C > s.K ? s.C : s.K) + CPU_W;
     size_t bytes = (size_t)(POINTS * (b.vs + b.zs) + u + zeros) * sizeof(float);
-    b.V = ddp__mem_alloc(bytes);
+    b.V = ddp__scratch_take(bytes);
     if (!b.V) return ddp__pending();
     b.Z = b.V + POINTS * b.vs;
     b.U = b.Z + POINTS * b.zs;
@@ -527,10 +527,10 @@ int conv_wino_weight(const ddp_call *c) {
             b.begin = b.first == 0;
             b.with_v = b.k0 == 0 || chunk < b.x.tiles;
             cpu_share(b.n, b.n * b.Cp * 16, back_transforms, &b);
-            cpu_share(POINTS, b.n * b.Cp * b.kp, back_products, &b);
+            cpu_share(POINTS, conv_work(&s), back_products, &b);
         }
         cpu_share(s.C, b.Cp * b.kp * POINTS, back_finish, &b);
     }
-    ddp__mem_free(b.V, bytes);
+    ddp__scratch_give(b.V, bytes);
     return 0;
 }

@@ -150,8 +150,9 @@ static inline float *cpu_target(ddp_dtype d, void *p, int64_t i, float *buffer) 
 }
 
 /* Threads worth starting for n elements: one below what a wake-up costs, and on threads told to stay alone. */
+enum { CPU_WORTH = 1 << 19 };
 static inline int cpu_threads(int64_t n) {
-    if (n < 65536) return 1;
+    if (n < CPU_WORTH) return 1;
     int most = omp_get_max_threads(), want = ddp_num_threads();
     return want < most ? want : most;
 }

@@ -62,10 +62,10 @@ static int run_embedding_grad(const ddp_call *c) {
     bool half = ddp__is_half(dw->m.dtype);
     size_t bytes = (size_t)dw->numel * sizeof(float);
     if (dw->numel == 0) return 0;
-    adding a = {c, half ? ddp__mem_alloc(bytes) : cpu_f32(dw)};
+    adding a = {c, half ? ddp__scratch_take(bytes) : cpu_f32(dw)};
     if (!a.sums) return ddp__pending();
     cpu_share((dw->m.size[1] + COLUMNS - 1) / COLUMNS, dw->numel + c->in[0]->numel, add_columns, &a);
-    if (half) ddp__mem_free(a.sums, bytes);
+    if (half) ddp__scratch_give(a.sums, bytes);
     return 0;
 }
 CPU_KERNEL(embedding_grad, reject_grad, run_embedding_grad);

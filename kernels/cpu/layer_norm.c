@@ -84,7 +84,7 @@ static int run_layer_norm(const ddp_call *c) {
     const double eps = ((const ddp_layer_norm_attrs *)c->attrs)->eps;
     int64_t rows = c->out[1]->numel, n = x->numel / rows;
     size_t bytes = 2 * (size_t)n * sizeof(float);
-    float *scratch = ddp__mem_alloc(bytes);
+    float *scratch = ddp__scratch_take(bytes);
     if (!scratch) return ddp__pending();
     layer l = {.d = x->m.dtype, .x = ddp__ptr(x), .y = ddp__ptr(c->out[0]), .rows = rows, .n = n, .eps = eps};
     l.w = vector(c->in[1], scratch);
@@ -92,7 +92,7 @@ static int run_layer_norm(const ddp_call *c) {
     l.mean = cpu_f32(c->out[1]);
     l.rstd = cpu_f32(c->out[2]);
     cpu_share(rows, x->numel, forward_rows, &l);
-    ddp__mem_free(scratch, bytes);
+    ddp__scratch_give(scratch, bytes);
     return 0;
 }
 CPU_KERNEL(layer_norm, reject, run_layer_norm);
@@ -153,7 +153,7 @@ static int run_layer_norm_grad(const ddp_call *c) {
     const ddp_tensor *x = c->in[1];
     int64_t rows = c->in[3]->numel, n = x->numel / rows;
     size_t doubles = 2 * PARTS * (size_t)n, bytes = doubles * sizeof(double) + (size_t)n * sizeof(float);
-    double *sums = ddp__mem_alloc(bytes);
+    double *sums = ddp__scratch_take(bytes);
     if (!sums) return ddp__pending();
     layer l = {.d = x->m.dtype, .x = ddp__ptr(x), .y = ddp__ptr(c->out[0]), .rows = rows, .n = n, .sums = sums};
     l.g = ddp__ptr(c->in[0]);
@@ -167,7 +167,7 @@ static int run_layer_norm_grad(const ddp_call *c) {
             for (int p = 0; p < PARTS; p++) sum += sums[(2 * p + o) * n + k];
             cpu_put(c->out[1 + o]->m.dtype, ddp__ptr(c->out[1 + o]), k, (float)sum);
         }
-    ddp__mem_free(sums, bytes);
+    ddp__scratch_give(sums, bytes);
     return 0;
 }
 CPU_KERNEL(layer_norm_grad, reject, run_layer_norm_grad);

@@ -70,11 +70,11 @@ static int run_cross_entropy(const ddp_call *c) {
     char *y = ddp__ptr(c->out[0]);
     double few[64], total = 0;
     size_t bytes = (size_t)groups * sizeof(double);
-    losses l = {c, a->reduction == 0 ? y : NULL, groups <= 64 ? few : ddp__mem_alloc(bytes)};
+    losses l = {c, a->reduction == 0 ? y : NULL, groups <= 64 ? few : ddp__scratch_take(bytes)};
     if (!l.part) return ddp__pending();
     if (groups) cpu_share(groups, c->in[0]->numel, group_losses, &l);
     for (int64_t g = 0; g < groups; g++) total += l.part[g];
-    if (l.part != few) ddp__mem_free(l.part, bytes);
+    if (l.part != few) ddp__scratch_give(l.part, bytes);
     if (a->reduction == 1) total /= (double)count_kept(labels_of(c->in[1]), N, a->ignore_index);
     if (a->reduction != 0) cpu_put(c->in[0]->m.dtype, y, 0, (float)total);
     return 0;

@@ -83,7 +83,7 @@ static void flat_chunks(const void *ctx, int64_t lo, int64_t hi) {
 
 static void flat_run(const flat *f) {
     int64_t chunk = CPU_CHUNK / f->period * f->period;
-    if (!f->any_repeats && !f->any_halves && f->n < 65536) f->loop(f->ctx, f->p, f->n);
+    if (!f->any_repeats && !f->any_halves && f->n < CPU_WORTH) f->loop(f->ctx, f->p, f->n);
     else cpu_share((f->n + chunk - 1) / chunk, f->n, flat_chunks, f);
 }
 

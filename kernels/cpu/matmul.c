@@ -115,7 +115,7 @@ static void column(const gemm *g, int64_t n0, int64_t n, const float *b, int64_t
 static int run_gemm(const gemm *g) {
     float small[STACK] __attribute__((aligned(64))), *panel = small;
     size_t bytes = (size_t)(g->K > 0 ? g->K : 1) * NR * sizeof *panel;
-    if (bytes > sizeof small && !(panel = ddp__mem_alloc(bytes))) return ddp__pending();
+    if (bytes > sizeof small && !(panel = ddp__scratch_take(bytes))) return ddp__pending();
     for (int64_t n0 = 0; n0 < g->N; n0 += NR) {
         int64_t n = g->N - n0 < NR ? g->N - n0 : NR;
         if (g->bn == 1 && n == NR && g->M <= 64) column(g, n0, n, g->b + n0, g->bk); /* as it lies */
@@ -125,7 +125,7 @@ static int run_gemm(const gemm *g) {
             column(g, n0, n, panel, width);
         }
     }
-    if (panel != small) ddp__mem_free(panel, bytes);
+    if (panel != small) ddp__scratch_give(panel, bytes);
     return 0;
 }
 

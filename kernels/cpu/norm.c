@@ -135,7 +135,7 @@ static int total_sums(summed r, int64_t C, int64_t n, double *total) {
     int parts = n * C < 65536 ? 1 : PARTS, threads = cpu_threads(n * C);
     size_t doubles = 2 * (size_t)W * (size_t)parts, floats = 2 * (size_t)W * (size_t)parts + 3 * (size_t)W;
     size_t bytes = doubles * sizeof(double) + floats * sizeof(float);
-    double *part = ddp__mem_alloc(bytes);
+    double *part = ddp__scratch_take(bytes);
     if (!part) return ddp__pending();
     float *block = (float *)(void *)(part + doubles), *mean = block + floats - 3 * W;
     memset(part, 0, doubles * sizeof *part);
@@ -160,7 +160,7 @@ static int total_sums(summed r, int64_t C, int64_t n, double *total) {
         double *to = total + (s / fold % 2 ? C : 0);
         for (int64_t k = 0; k < C; k++) to[k] += part[s * C + k];
     }
-    ddp__mem_free(part, bytes);
+    ddp__scratch_give(part, bytes);
     return 0;
 }
 
@@ -281,7 +281,7 @@ static int run_batch_norm(const ddp_call *c) {
     const ddp_batch_norm_attrs *a = c->attrs;
     int64_t C = channels_of(c->in[0]), rows = c->in[0]->numel / C;
     size_t bytes = (size_t)C * (3 * sizeof(double) + 2 * sizeof(float));
-    char *scratch = ddp__mem_alloc(bytes);
+    char *scratch = ddp__scratch_take(bytes);
     if (!scratch) return ddp__pending();
     double *total = (double *)(void *)scratch, *var = total + 2 * C;
     float *scale = (float *)(void *)(var + C), *shift = scale + C;
@@ -308,7 +308,7 @@ static int run_batch_norm(const ddp_call *c) {
                                   .y = ddp__ptr(c->out[0]),
                                   .v = {mean, scale, shift}},
                          C, rows);
-    ddp__mem_free(scratch, bytes);
+    ddp__scratch_give(scratch, bytes);
     return st;
 }
 CPU_KERNEL(batch_norm, reject_batch_norm, run_batch_norm);
@@ -319,7 +319,7 @@ static int run_batch_norm_grad(const ddp_call *c) {
     bool training = ((const ddp_batch_norm_grad_attrs *)c->attrs)->training;
     int64_t C = channels_of(c->in[1]), rows = c->in[1]->numel / C;
     size_t bytes = (size_t)C * (2 * sizeof(double) + 5 * sizeof(float));
-    char *scratch = ddp__mem_alloc(bytes);
+    char *scratch = ddp__scratch_take(bytes);
     if (!scratch) return ddp__pending();
     double *total = (double *)(void *)scratch;
     float *p = (float *)(void *)(total + 2 * C), *q = p + C, *s = q + C, *relu = s + C;
@@ -349,7 +349,7 @@ static int run_batch_norm_grad(const ddp_call *c) {
                                   .y = ddp__ptr(c->out[0]),
                                   .v = {mean, q, s, p, mask[0], mask[1]}},
                          C, rows);
-    ddp__mem_free(scratch, bytes);
+    ddp__scratch_give(scratch, bytes);
     return st;
 }
 CPU_KERNEL(batch_norm_grad, reject_batch_norm_grad, run_batch_norm_grad);

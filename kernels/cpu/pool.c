@@ -133,12 +133,12 @@ static int each_image(job *j, cpu_body body) {
     }
     int64_t group = least(N, SCRATCH / image + 8);
     size_t bytes = (size_t)(group * image) * sizeof(float);
-    if (!(j->images = ddp__mem_alloc(bytes))) return ddp__pending();
+    if (!(j->images = ddp__scratch_take(bytes))) return ddp__pending();
     for (j->first = 0; j->first < N; j->first += group) {
         int64_t n = least(group, N - j->first);
         cpu_share(n, n * image, body, j);
     }
-    ddp__mem_free(j->images, bytes);
+    ddp__scratch_give(j->images, bytes);
     return 0;
 }
 

@@ -182,7 +182,7 @@ static int row_results(const plan *p, int64_t from, int64_t n, int64_t to) {
     int threads = cpu_threads(rows * n), parts = rows * n < BIG ? 1 : PARTS;
     double one[WIDTH];
     size_t bytes = (size_t)parts * WIDTH * sizeof(double);
-    double *part = parts == 1 ? one : ddp__mem_alloc(bytes);
+    double *part = parts == 1 ? one : ddp__scratch_take(bytes);
     if (!part) return ddp__pending();
     memset(part, 0, parts == 1 ? sizeof(double) * (size_t)n : bytes);
     if (parts == 1) add_rows(p, from, n, 0, rows, part);
@@ -194,7 +194,7 @@ static int row_results(const plan *p, int64_t from, int64_t n, int64_t to) {
     for (int i = 1; i < parts; i++)
         for (int64_t k = 0; k < n; k++) part[k] += part[(size_t)i * WIDTH + (size_t)k];
     for (int64_t k = 0; k < n; k++) cpu_put(p->d, p->y, to + k * out, (float)(part[k] * p->scale));
-    if (part != one) ddp__mem_free(part, bytes);
+    if (part != one) ddp__scratch_give(part, bytes);
     return 0;
 }
 
