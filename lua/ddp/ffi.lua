@@ -52,7 +52,7 @@ local function memory_report()
       table.concat(size, ","), by, where ~= "" and " at " .. where or ", inside the library")
   end
   return (n > 0 and "\nthe largest live tensors:\n" .. table.concat(lines, "\n") or "")
-    .. "\nto try, in this order: gradient accumulation (smaller batches, a step every few: net:no_sync), bf16 (ddp.autocast), "
+    .. "\nto try, in this order: gradient accumulation (ddp.stepper { accumulate = n }, n smaller batches a step), bf16 (ddp.autocast), "
     .. "recomputation (ddp.checkpoint), a smaller batch"
 end
 

@@ -179,16 +179,31 @@ end
 function M.no_grad(fn, ...) return finish_mode(C.ddp_set_grad_mode(0), pcall(fn, ...)) end
 function M.enable_grad(fn, ...) return finish_mode(C.ddp_set_grad_mode(1), pcall(fn, ...)) end
 
--- What code runs under besides its arguments and the grad mode: {get = its state, set = put that state in force}. Each part
--- of the library with such a state adds a pair; a stretch that is run again gets them as they were.
+-- What code runs under besides its arguments and the grad mode: {get = its state, enter = put that state in force and return
+-- what leave needs to undo it}. A part of the library with such a state adds itself here; a stretch that is run again gets
+-- them as they were.
+local function generator_state()
+  local state = ffi.new "uint64_t[3]"
+  C.ddp_generator_state(nil, state)
+  return state
+end
 M.modes = {
   { -- the default generator
-    get = function()
-      local state = ffi.new "uint64_t[3]"
-      C.ddp_generator_state(nil, state)
-      return state
+    get = generator_state,
+    enter = function(state)
+      local before = generator_state()
+      C.ddp_generator_set_state(nil, state)
+      return before
     end,
-    set = function(state) C.ddp_generator_set_state(nil, state) end,
+    leave = function(before) C.ddp_generator_set_state(nil, before) end,
+  },
+  { -- autocast
+    get = function() return C.ddp_autocast_dtype() end,
+    enter = function(dtype)
+      check(C.ddp_autocast_begin(dtype, mode_out))
+      return mode_out[0]
+    end,
+    leave = function(before) C.ddp_autocast_end(before) end,
   },
 }
 function M.snapshot()
@@ -196,7 +211,13 @@ function M.snapshot()
   for i, mode in ipairs(M.modes) do states[i] = { mode, mode.get() } end
   return states
 end
-function M.restore(states) for _, s in ipairs(states) do s[1].set(s[2]) end end
+-- Returns what M.leave needs.
+function M.enter(states)
+  local before = {}
+  for i, s in ipairs(states) do before[i] = { s[1], s[1].enter(s[2]) } end
+  return before
+end
+function M.leave(before) for i = #before, 1, -1 do before[i][1].leave(before[i][2]) end end
 
 -- ---- checkpoint ------------------------------------------------------------------------------------------------------
 
@@ -217,20 +238,16 @@ local function expect_unchanged(before, args, n, when)
 end
 
 -- The second run, asked for by a backward: same arguments, same modes, gradients on.
-local function second_run(fn, args, n, states, before, autocast)
+local function second_run(fn, args, n, states, before)
   return function(state)
     expect_unchanged(before, args, n, "before its backward")
     check(C.ddp_segment_again(state))
-    local outside, mode, was_again = M.snapshot(), C.ddp_set_grad_mode(1), again
-    check(C.ddp_autocast_begin(autocast, mode_out))
-    local autocast_before = mode_out[0]
-    M.restore(states)
+    local outside, mode, was_again = M.enter(states), C.ddp_set_grad_mode(1), again
     again = true
     local function finish(ok, ...)
       again = was_again
-      C.ddp_autocast_end(autocast_before)
       C.ddp_set_grad_mode(mode)
-      M.restore(outside)
+      M.leave(outside)
       local status = C.ddp_segment_filled(state, ok and 1 or 0)
       if not ok then error((...), 0) end
       check(status)
@@ -246,14 +263,14 @@ function M.checkpoint(fn, ...)
   if C.ddp_grad_mode() == 0 then return fn(...) end
   local id, args, n = new_id(), { ... }, select("#", ...)
   local outermost = C.ddp_segment_open() ~= 1 -- else the one around it gives a new function when it runs again
-  local states, before, autocast = outermost and M.snapshot(), versions(args, n), C.ddp_autocast_dtype()
+  local states, before = outermost and M.snapshot(), versions(args, n)
   check(C.ddp_segment_begin(id))
   local function finish(ok, ...)
     local held = C.ddp_segment_end()
     if not ok then error((...), 0) end
     check(held)
     if held > 0 then expect_unchanged(before, args, n, "by its function") end
-    if held > 0 and outermost then hooks[id] = { again = second_run(fn, args, n, states, before, autocast) } end
+    if held > 0 and outermost then hooks[id] = { again = second_run(fn, args, n, states, before) } end
     return ...
   end
   return finish(pcall(fn, ...))

@@ -10,7 +10,7 @@ local ddp = {}
 for _, part in ipairs { tensor, grad, parallel } do
   for name, value in pairs(part) do ddp[name] = value end
 end
-for _, internal in ipairs { "methods", "operand", "with_generator", "record_host", "modes", "snapshot", "restore", "runs_again" } do ddp[internal] = nil end
+for _, internal in ipairs { "methods", "operand", "with_generator", "record_host", "modes", "snapshot", "enter", "leave", "runs_again" } do ddp[internal] = nil end
 
 function ddp.device() return "cpu" end
 function ddp.set_default_device(name) base.device(name, "set_default_device") end
@@ -64,7 +64,7 @@ local LAZY = {
   args = "ddp.args", amp = "ddp.amp", stepper = "ddp.stepper",
 }
 local FROM = { report = { "ddp.report", "report" }, progress = { "ddp.report", "progress" }, profile = { "ddp.profile", "profile" }, sorted = { "ddp.nn.module", "sorted" },
-  autocast = { "ddp.amp", "autocast" }, func = { "ddp.func", "func" }, check_nan = { "ddp.check_nan", "check_nan" }, clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" } }
+  func = { "ddp.func", "func" }, autocast = { "ddp.amp", "autocast" }, check_nan = { "ddp.check_nan", "check_nan" }, clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" } }
 local NOT_BUILT = { compile = 1, save = 1, load = 1, einsum = 1,
   new_group = 1, send = 1, recv = 1, all_to_all = 1 }
 

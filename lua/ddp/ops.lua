@@ -10,6 +10,14 @@ local support = {
   tonumber = tonumber, is_tensor = base.is_tensor, release = base.C.ddp_release, huge = math.huge,
 }
 
+-- A number as a tensor; the caller releases it.
+function support.scalar(v)
+  local s = base.C.ddp_scalar(v)
+  if s == nil and base.out_of_memory() then s = base.C.ddp_scalar(v) end
+  if s == nil then base.raise() end
+  return s
+end
+
 function support.describe(x) return type(x) == "cdata" and tostring(ffi.typeof(x)) or type(x) end
 
 -- Dims and positions count from 1; -1 is the last.
@@ -56,7 +64,7 @@ local function input_code(e, op, i, inp, numbers)
     return "l" .. i
   end
   e("if type(a%d) ~= 'cdata' then", i)
-  if numbers and i > 1 then e("  if type(a%d) == 'number' then a%d = C.ddp_scalar(a%d); s%d = a%d else", i, i, i, i, i) end
+  if numbers and i > 1 then e("  if type(a%d) == 'number' then a%d = support.scalar(a%d); s%d = a%d else", i, i, i, i, i) end
   if inp.optional then e("  if a%d ~= nil then", i) end
   e("  fail('%s: %s is ' .. (a%d == nil and 'missing' or 'a ' .. support.describe(a%d)) .. ', expected a tensor')", op, inp.name, i, i)
   if inp.optional then e "  end" end

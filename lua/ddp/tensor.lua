@@ -483,6 +483,7 @@ local function binary(name)
   return function(a, b)
     if type(a) ~= "number" then return f(a, b) end
     local s = C.ddp_scalar(a) -- a temporary: dropped at once
+    if s == nil then base.raise() end
     local r = f(s, b)
     C.ddp_release(s)
     return r

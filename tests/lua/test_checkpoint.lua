@@ -66,6 +66,20 @@ t.test("so it does with in-place ops and views inside", function()
     end, x):sum()
   end)
 end)
+t.test("so it does under autocast, in whose dtype the second run is too", function()
+  local dtypes = {}
+  expect_same(mlp, function(m, x, wrap)
+    return ddp.autocast("bf16", function()
+      local y = wrap(function(v)
+        local h = m[1](v)
+        dtypes[#dtypes + 1] = h:dtype()
+        return m[3](h:tanh()) + m[3](m[1](v))
+      end, x)
+      return m[5](y):sum()
+    end)
+  end)
+  t.eq(dtypes, { "bf16", "bf16", "bf16" })
+end)
 t.test("several results and arguments that are no tensors pass through", function()
   local x = ddp.randn(4, { requires_grad = true })
   local a, word, b = ddp.checkpoint(function(v, n, opts) return v * n, opts.word, v:exp() end, x, 3, { word = "yes" })
@@ -82,6 +96,25 @@ t.test("inputs that need no gradient, and none at all, are fine", function()
   local y = ddp.no_grad(ddp.checkpoint, function(v) return v * p end, ddp.ones(1))
   t.ok(not y.requires_grad)
 end)
+t.test("modes of the library are in force again on the second run, and put back after it", function()
+  local grad = require "ddp.grad"
+  local mode, seen = "a", {}
+  grad.modes[#grad.modes + 1] = { get = function() return mode end, enter = function(v)
+    local before = mode
+    mode = v
+    return before
+  end, leave = function(v) mode = v end }
+  local x = ddp.ones(1, { requires_grad = true })
+  local y = ddp.checkpoint(function(v)
+    seen[#seen + 1] = mode
+    return v * v
+  end, x)
+  mode = "b"
+  y:backward()
+  grad.modes[#grad.modes] = nil
+  t.eq(seen, { "a", "a" })
+  t.eq(mode, "b")
+end)
 t.test("running statistics are counted once", function()
   local function run(wrap)
     ddp.manual_seed(1)
@@ -92,6 +125,17 @@ t.test("running statistics are counted once", function()
   local plain, recomputed = run(function(fn, ...) return fn(...) end), run(ddp.checkpoint)
   t.eq(plain[3], { 1 })
   t.eq(recomputed, plain)
+end)
+t.test("so are those of a batch norm that a relu was put into", function()
+  local function run(wrap)
+    ddp.manual_seed(1)
+    local net = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
+    wrap(function(v) return net(v) end, ddp.randn(4, 3, 5, 5)):sum():backward()
+    return { net[1].running_mean:tolist(), { net[1].num_batches_tracked:item() }, net[1].weight.grad:tolist() }
+  end
+  local plain = run(function(fn, ...) return fn(...) end)
+  t.eq(plain[2], { 1 })
+  t.eq(run(ddp.checkpoint), plain)
 end)
 t.test("a graph that was retained is not run again, one that was not is used up", function()
   local runs, x = 0, ddp.ones(2, { requires_grad = true })
@@ -129,6 +173,31 @@ t.test("an error in the function passes on, in forward and in backward, and leav
   x.grad = nil;
   (x * x):sum():backward()
   t.eq(x.grad:tolist(), { 2, 2 })
+end)
+t.test("a step with checkpoints survives a failure at each of its allocations", function()
+  local C = require("ddp.ffi").C
+  ddp.manual_seed(2)
+  local m, x = mlp(), ddp.randn(6, 8)
+  local function step()
+    ddp.manual_seed(7)
+    m:zero_grad()
+    local h = ddp.checkpoint(function(v) return ddp.checkpoint(function(u) return F.dropout(m[1](u):tanh(), .5) end, v) * 2 end, x)
+    m[5](ddp.checkpoint(function(v) return m[3](v):tanh() end, h)):sum():backward()
+    return bits(m, x)
+  end
+  local want, failures = step(), 0
+  for k = 1, 90 do
+    C.ddp_memory_fail_at(k)
+    local ok, err = pcall(step)
+    C.ddp_memory_fail_at(0)
+    if not ok then
+      failures = failures + 1
+      t.ok(tostring(err):find "out of memory", tostring(err))
+    end
+    t.eq(C.ddp_segment_open(), 0, "segments left open by failure " .. k)
+    t.ok(same(step(), want), "the step after failure " .. k)
+  end
+  t.ok(failures > 5, failures .. " failures reached the caller")
 end)
 t.test("a function that does something else the second time is told so", function()
   local runs, x = 0, ddp.ones(2, { requires_grad = true })

@@ -107,17 +107,20 @@ function BatchNorm:init(c, opts)
     self:register_buffer("num_batches_tracked", tensor.zeros({}, { dtype = "i64" }))
   end
 end
--- Checks x and counts the batch; do batch statistics apply?
+-- Checks x and counts the batch. Do batch statistics apply, and which running ones are read or moved? None on the second run
+-- of a checkpoint: the first one counted this batch.
 local function begin(self, x)
   if x:dim() ~= self.dims and x:dim() ~= self.other_dims then
     fail(("%s: x has %d dims, expected %d"):format(self._name, x:dim(), self.dims))
   end
   local training = self.training
-  if training and self.running_mean ~= nil and not grad.runs_again() then ops.add_(self.num_batches_tracked, 1) end
-  return training or self.running_mean == nil
+  if training and grad.runs_again() then return true, nil, nil end
+  if training and self.running_mean ~= nil then ops.add_(self.num_batches_tracked, 1) end
+  return training or self.running_mean == nil, self.running_mean, self.running_var
 end
 function BatchNorm:forward(x)
-  return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, begin(self, x), self.momentum, self.eps)
+  local training, mean, var = begin(self, x)
+  return F.batch_norm(x, mean, var, self.weight, self.bias, training, self.momentum, self.eps)
 end
 -- Does m do what its class says: no hook to be called, no forward of its own?
 function M.plain(m, kind)
@@ -127,9 +130,8 @@ end
 -- relu(bn(x) + residual), as one op where nobody looks in between; residual may be nil.
 function M.batch_norm_relu(bn, x, residual)
   if M.plain(bn, BatchNorm) and (residual == nil or residual:dtype() == x:dtype()) then
-    local batch, mean_buffer, var_buffer = begin(bn, x), bn.running_mean, bn.running_var
-    if batch and grad.runs_again() then mean_buffer, var_buffer = nil, nil end -- counted already
-    local y, mean, rstd = ops.batch_norm_act(x, bn.weight, bn.bias, mean_buffer, var_buffer, residual, batch, bn.momentum, bn.eps)
+    local training, running_mean, running_var = begin(bn, x)
+    local y, mean, rstd = ops.batch_norm_act(x, bn.weight, bn.bias, running_mean, running_var, residual, training, bn.momentum, bn.eps)
     free(mean)
     free(rstd)
     return y
