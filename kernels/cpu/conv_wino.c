@@ -19,7 +19,7 @@ typedef struct wino {
     char *out;       /* channels-last, K channels */
     const float *w;  /* element (c, k, tap) is the c * wc + k * wk + tap-th, taps from the end where `flip` is set */
     int64_t wc, wk;
-    float *u;        /* [panels][POINTS][C][CONV_NR], or */
+    float *u;        /* [panels][POINTS][C][CONV_NR], points point_step apart; or */
     float *V;        /* [POINTS][tiles][C] of all tiles */
     const char *bias; /* as `in`, or NULL */
     int64_t N, C, K, H, W, Ho, Wo, pad[2];
@@ -93,6 +93,9 @@ CPU_INLINE void line_weight_back(const cpu_vec *u, int64_t s, cpu_vec *o, int64_
 typedef struct place {
     int64_t n, h, w;
 } place;
+/* From one point of u to the next: off the powers of two, at which 36 lines would share one set of a cache. */
+static int64_t point_step(const wino *v) { return v->C * CONV_NR + CONV_NR; }
+
 static place place_of(const wino *v, int64_t t) {
     return (place){t / (v->th * v->tw), t / v->tw % v->th * TILE, t % v->tw * TILE};
 }
@@ -215,7 +218,7 @@ static void pack_panel(const wino *v, int64_t k, float *u) {
             for (int r = 0; r < 6; r++) {
                 line_weight(t + 3 * r, 1, o, 1);
 #pragma GCC unroll 6
-                for (int s = 0; s < 6; s++) *(cpu_vec *)(to + (6 * r + s) * v->C * CONV_NR) = o[s];
+                for (int s = 0; s < 6; s++) *(cpu_vec *)(to + (6 * r + s) * point_step(v)) = o[s];
             }
         }
 }
@@ -254,7 +257,7 @@ static void products(int64_t rows, const float *v, int64_t vs, const float *u, i
 static void panel(const wino *v, int64_t k, const float *u, int64_t first, int64_t n, const float *V, int64_t vs, float *M,
                   int64_t ms) {
     int64_t Cp = conv_round_up(v->C, CPU_W);
-    for (int p = 0; p < POINTS; p++) products(n, V + p * vs, Cp, u + p * v->C * CONV_NR, v->C, M + p * ms);
+    for (int p = 0; p < POINTS; p++) products(n, V + p * vs, Cp, u + p * point_step(v), v->C, M + p * ms);
     for (int64_t t = 0; t < n; t++) transform_out(v, first + t, k, M + t * CONV_NR, ms);
 }
 
@@ -275,7 +278,7 @@ static void run_chunks(const void *ctx, int64_t lo, int64_t hi) {
         int64_t first = i * v->chunk, n = v->tiles - first < v->chunk ? v->tiles - first : v->chunk;
         for (int64_t t = 0; t < n; t++) transform_in(v, first + t, V + t * Cp, vs);
         for (int64_t k = 0; k < v->K; k += CONV_NR)
-            panel(v, k, v->u + k / CONV_NR * POINTS * v->C * CONV_NR, first, n, V, vs, V + POINTS * vs, ms);
+            panel(v, k, v->u + k / CONV_NR * POINTS * point_step(v), first, n, V, vs, V + POINTS * vs, ms);
     }
     ddp__scratch_give(V, floats * sizeof(float));
 }
@@ -284,21 +287,21 @@ static void run_chunks(const void *ctx, int64_t lo, int64_t hi) {
 static void run_panels(const void *ctx, int64_t lo, int64_t hi) {
     const wino *v = ctx;
     int64_t Cp = conv_round_up(v->C, CPU_W), vs = v->tiles * Cp + CPU_W, ms = v->chunk * CONV_NR + CPU_W;
-    size_t floats = (size_t)(POINTS * (v->C * CONV_NR + ms));
+    size_t floats = (size_t)(POINTS * (point_step(v) + ms));
     float *u = scratch(v, floats);
     if (!u) return;
     for (int64_t i = lo; i < hi; i++) {
         pack_panel(v, i * CONV_NR, u);
         for (int64_t first = 0; first < v->tiles; first += v->chunk)
             panel(v, i * CONV_NR, u, first, v->tiles - first < v->chunk ? v->tiles - first : v->chunk, v->V + first * Cp,
-                  vs, u + POINTS * v->C * CONV_NR, ms);
+                  vs, u + POINTS * point_step(v), ms);
     }
     ddp__scratch_give(u, floats * sizeof(float));
 }
 
 static void pack_panels(const void *ctx, int64_t lo, int64_t hi) {
     const wino *v = ctx;
-    for (int64_t i = lo; i < hi; i++) pack_panel(v, i * CONV_NR, v->u + i * POINTS * v->C * CONV_NR);
+    for (int64_t i = lo; i < hi; i++) pack_panel(v, i * CONV_NR, v->u + i * POINTS * point_step(v));
 }
 
 static void transform_all(const void *ctx, int64_t lo, int64_t hi) {
@@ -327,7 +330,7 @@ typedef struct wino_back {
     int64_t k0, kn, kp; /* channels of this block, and rounded up */
     int64_t Cp, first, n; /* of this chunk of tiles */
     float *V, *Z, *U; /* [POINTS][chunk][Cp], [POINTS][chunk][kp], [POINTS][Cp][kp] */
-    int64_t vs, zs;
+    int64_t vs, zs, us; /* from one point to the next */
     bool begin; /* the first chunk overwrites U */
     ddp_tensor *dw;
     bool with_v;
@@ -405,30 +408,36 @@ enum { BACK_ROWS = 8 };
 enum { BACK_ROWS = 4 };
 #endif
 
-/* Points [lo, hi). Cp and kp are whole vectors, so rows go in BACK_ROWS and columns in one or two vectors. */
+/* Points [lo, hi). Cp and kp are whole vectors, so rows go in BACK_ROWS and columns in one or two vectors; tiles in blocks
+ * whose panel of Z stays in L1. */
 static void back_products(const void *ctx, int64_t lo, int64_t hi) {
+    enum { BLOCK = 128 };
     const wino_back *b = ctx;
-    for (int64_t p = lo; p < hi; p++) {
-        const float *v = b->V + p * b->vs, *z = b->Z + p * b->zs;
-        float *u = b->U + p * b->Cp * b->kp;
-        for (int64_t k = 0; k < b->kp; k += CONV_NR)
-            for (int64_t c = 0; c < b->Cp; c += BACK_ROWS) {
-                if (k + CONV_NR <= b->kp)
-                    back_product(BACK_ROWS, 2, v + c, b->Cp, z + k, b->kp, b->n, u + c * b->kp + k, b->kp, b->begin);
-                else back_product(BACK_ROWS, 1, v + c, b->Cp, z + k, b->kp, b->n, u + c * b->kp + k, b->kp, b->begin);
-            }
-    }
+    for (int64_t p = lo; p < hi; p++)
+        for (int64_t t = 0; t < b->n; t += BLOCK) {
+            const float *v = b->V + p * b->vs + t * b->Cp, *z = b->Z + p * b->zs + t * b->kp;
+            float *u = b->U + p * b->us;
+            int64_t n = b->n - t < BLOCK ? b->n - t : BLOCK;
+            bool begin = b->begin && t == 0;
+            for (int64_t k = 0; k < b->kp; k += CONV_NR)
+                for (int64_t c = 0; c < b->Cp; c += BACK_ROWS) {
+                    float *to = u + c * b->kp + k;
+                    if (k + CONV_NR <= b->kp) back_product(BACK_ROWS, 2, v + c, b->Cp, z + k, b->kp, n, to, b->kp, begin);
+                    else back_product(BACK_ROWS, 1, v + c, b->Cp, z + k, b->kp, n, to, b->kp, begin);
+                }
+        }
 }
 
 /* dw[k0 ..][c][3][3] of channels c in [lo, hi) from U. */
 static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
     const wino_back *b = ctx;
     const ddp_dtype dt = b->dw->m.dtype;
-    int64_t step = b->Cp * b->kp, C = b->x.C;
+    int64_t step = b->us, C = b->x.C;
     for (int64_t k = 0; k < b->kn; k += CPU_W)
         for (int64_t c = lo; c < hi; c++) {
             const float *u = b->U + c * b->kp + k;
             cpu_vec d[6], t[18], o[9];
+            for (int p = 0; p < POINTS; p++) __builtin_prefetch(u + b->kp + p * step); /* the next c's */
             for (int s = 0; s < 6; s++) {
                 for (int r = 0; r < 6; r++) d[r] = *(const cpu_vec *)(u + (6 * r + s) * step);
                 line_weight_back(d, 1, t + s, 6);
@@ -493,7 +502,7 @@ int conv_wino_run(const ddp_call *c) {
     v.chunk = chunk_of(v.tiles, v.C, threads);
     bool failed = false, few = POINTS * 4 * v.tiles * conv_round_up(v.C, CPU_W) <= FEW_BYTES;
     int64_t panels = (v.K + CONV_NR - 1) / CONV_NR, zeros = v.C + CPU_W;
-    int64_t own = POINTS * (few ? v.tiles * conv_round_up(v.C, CPU_W) + CPU_W : panels * v.C * CONV_NR);
+    int64_t own = POINTS * (few ? v.tiles * conv_round_up(v.C, CPU_W) + CPU_W : panels * point_step(&v));
     int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0; /* w in f32 */
     size_t bytes = (size_t)(own + zeros + wide) * sizeof(float);
     float *block = ddp__scratch_take(bytes);
@@ -517,7 +526,7 @@ int conv_wino_run(const ddp_call *c) {
 
 int conv_wino_weight(const ddp_call *c) {
     conv_shape s = conv_shape_of(c);
-    enum { U_BYTES = 5 << 20, V_BYTES = 5 << 20 };
+    enum { U_BYTES = 5 << 20, V_BYTES = 2 << 20 };
     wino_back b = {.dw = s.w, .Cp = conv_round_up(s.C, CPU_W)};
     b.x = (wino){.in = ddp__ptr(s.x), .N = s.N, .C = s.C, .H = s.H, .W = s.W, .dt = s.dt};
     b.g = (wino){.in = ddp__ptr(s.y), .N = s.N, .C = s.K, .H = s.Ho, .W = s.Wo, .dt = s.dt};
@@ -530,7 +539,8 @@ int conv_wino_weight(const ddp_call *c) {
     if (chunk > b.x.tiles) chunk = b.x.tiles;
     b.vs = chunk * b.Cp + CPU_W;
     b.zs = chunk * kb + CPU_W;
-    int64_t u = POINTS * b.Cp * kb, zeros = (s.C > s.K ? s.C : s.K) + CPU_W;
+    b.us = b.Cp * kb + CPU_W;
+    int64_t u = POINTS * b.us, zeros = (s.C > s.K ? s.C : s.K) + CPU_W;
     size_t bytes = (size_t)(POINTS * (b.vs + b.zs) + u + zeros) * sizeof(float);
     b.V = ddp__scratch_take(bytes);
     if (!b.V) return ddp__pending();
