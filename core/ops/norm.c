@@ -11,8 +11,7 @@ static int need_channel(const ddp_call *c, int i, int64_t channels, bool own) {
     if (!t) return 0;
     if (t->m.ndim != 1 || t->m.size[0] != channels)
         return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected [%lld] for x %s", c->op->in_names[i],
-                            DDP_SHAPE_TEXT(&t->m), (long long)channels,
-                            DDP_SHAPE_TEXT(&c->in[is_grad(c) ? 1 : 0]->m));
+                            DDP_SHAPE_TEXT(&t->m), (long long)channels, DDP_SHAPE_TEXT(&c->in[is_grad(c) ? 1 : 0]->m));
     if (own && t->m.dtype == c->in[0]->m.dtype) return 0;
     return ddp__need_dtype(c, i, ddp__wide(c->in[0]->m.dtype));
 }
@@ -170,13 +169,13 @@ const ddp_op_rules ddp__batch_norm_grad_rules = {.infer = batch_norm_grad_infer,
                                                  .vjp = batch_norm_grad_vjp,
                                                  .saves = IN(0) | IN(1) | IN(2) | IN(3) | IN(4),
                                                  .flops = norm_flops};
-const ddp_op_rules ddp__batch_norm_act_rules = {
-    .infer = batch_norm_act_infer,
-    .vjp = batch_norm_act_vjp,
-    .saves = IN(0) | IN(1) | IN(2) | DDP_SAVE_OUT(0) | DDP_SAVE_OUT(1) | DDP_SAVE_OUT(2),
-    .const_out = 6,
-    .flops = norm_flops,
-    .writes = batch_norm_writes};
+const ddp_op_rules ddp__batch_norm_act_rules = {.infer = batch_norm_act_infer,
+                                                .vjp = batch_norm_act_vjp,
+                                                .saves = IN(0) | IN(1) | IN(2) | DDP_SAVE_OUT(0) | DDP_SAVE_OUT(1) |
+                                                         DDP_SAVE_OUT(2),
+                                                .const_out = 6,
+                                                .flops = norm_flops,
+                                                .writes = batch_norm_writes};
 const ddp_op_rules ddp__batch_norm_act_grad_rules = {.infer = batch_norm_act_grad_infer,
                                                      .vjp = batch_norm_act_grad_vjp,
                                                      .saves = IN(0) | IN(1) | IN(2) | IN(3) | IN(4) | IN(5),

@@ -5,16 +5,34 @@ conv_shape conv_shape_of(const ddp_call *c) {
     conv_shape s = {.pass = CONV_FORWARD};
     if (c->op->id == DDP_OP_conv2d) {
         const ddp_conv2d_attrs *a = c->attrs;
-        s = (conv_shape){.x = c->in[0], .w = c->in[1], .y = c->out[0], .bias = c->in[2], .groups = a->groups,
-                         .stride = a->stride, .padding = a->padding, .dilation = a->dilation};
+        s = (conv_shape){.x = c->in[0],
+                         .w = c->in[1],
+                         .y = c->out[0],
+                         .bias = c->in[2],
+                         .groups = a->groups,
+                         .stride = a->stride,
+                         .padding = a->padding,
+                         .dilation = a->dilation};
     } else if (c->op->id == DDP_OP_conv2d_grad_input) {
         const ddp_conv2d_grad_input_attrs *a = c->attrs;
-        s = (conv_shape){.pass = CONV_GRAD_INPUT, .x = c->out[0], .w = c->in[1], .y = c->in[0], .groups = a->groups,
-                         .stride = a->stride, .padding = a->padding, .dilation = a->dilation};
+        s = (conv_shape){.pass = CONV_GRAD_INPUT,
+                         .x = c->out[0],
+                         .w = c->in[1],
+                         .y = c->in[0],
+                         .groups = a->groups,
+                         .stride = a->stride,
+                         .padding = a->padding,
+                         .dilation = a->dilation};
     } else {
         const ddp_conv2d_grad_weight_attrs *a = c->attrs;
-        s = (conv_shape){.pass = CONV_GRAD_WEIGHT, .x = c->in[1], .w = c->out[0], .y = c->in[0], .groups = a->groups,
-                         .stride = a->stride, .padding = a->padding, .dilation = a->dilation};
+        s = (conv_shape){.pass = CONV_GRAD_WEIGHT,
+                         .x = c->in[1],
+                         .w = c->out[0],
+                         .y = c->in[0],
+                         .groups = a->groups,
+                         .stride = a->stride,
+                         .padding = a->padding,
+                         .dilation = a->dilation};
     }
     s.N = s.x->m.size[0];
     s.C = s.x->m.size[1];
@@ -38,13 +56,16 @@ const char *conv_reject_common(const conv_shape *s) {
     return NULL;
 }
 
-#define KERNEL(op, way, reject, run) {#op "." #way "." CPU_TEXT(DDP_CPU_ISA), reject, run}
-#define NO_MORE {NULL, NULL, NULL}
-const ddp_kernel CPU_LOCAL(conv2d)[] = {KERNEL(conv2d, wino, conv_wino_reject, conv_wino_run),
+#define KERNEL(op, way, reject, run) \
+    { #op "." #way "." CPU_TEXT(DDP_CPU_ISA), reject, run }
+#define NO_MORE \
+    { NULL, NULL, NULL }
+#define DEPTHWISE(op) KERNEL(op, depthwise, conv_depthwise_reject, conv_depthwise_run)
+const ddp_kernel CPU_LOCAL(conv2d)[] = {DEPTHWISE(conv2d), KERNEL(conv2d, wino, conv_wino_reject, conv_wino_run),
                                         KERNEL(conv2d, direct, conv_direct_reject, conv_direct_run), NO_MORE};
 const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {
-    KERNEL(conv2d_grad_input, wino, conv_wino_reject, conv_wino_run),
+    DEPTHWISE(conv2d_grad_input), KERNEL(conv2d_grad_input, wino, conv_wino_reject, conv_wino_run),
     KERNEL(conv2d_grad_input, direct, conv_direct_reject, conv_direct_run), NO_MORE};
 const ddp_kernel CPU_LOCAL(conv2d_grad_weight)[] = {
-    KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
+    DEPTHWISE(conv2d_grad_weight), KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
     KERNEL(conv2d_grad_weight, direct, conv_weight_reject, conv_weight_run), NO_MORE};

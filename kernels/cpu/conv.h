@@ -45,6 +45,10 @@ DDP_LOCAL const char *conv_wino_reject(const ddp_call *c);
 DDP_LOCAL int conv_wino_run(const ddp_call *c);
 #define conv_wino_weight CPU_LOCAL(conv_wino_weight)
 DDP_LOCAL int conv_wino_weight(const ddp_call *c);
+#define conv_depthwise_reject CPU_LOCAL(conv_depthwise_reject)
+DDP_LOCAL const char *conv_depthwise_reject(const ddp_call *c);
+#define conv_depthwise_run CPU_LOCAL(conv_depthwise_run) /* all passes */
+DDP_LOCAL int conv_depthwise_run(const ddp_call *c);
 #define conv_direct_reject CPU_LOCAL(conv_direct_reject)
 DDP_LOCAL const char *conv_direct_reject(const ddp_call *c);
 #define conv_direct_run CPU_LOCAL(conv_direct_run) /* forward and gradient of x */

@@ -16,10 +16,10 @@ enum { FEW_CHANNELS = 16 };
 
 /* The walk from result pixels to source pixels, along one dim. */
 typedef struct along {
-    int64_t out, in;  /* sizes of the result and the source */
-    int64_t n;        /* taps */
+    int64_t out, in; /* sizes of the result and the source */
+    int64_t n;       /* taps */
     int64_t stride, padding, dilation;
-    int64_t classes;  /* 1, or the stride for the gradient of x */
+    int64_t classes; /* 1, or the stride for the gradient of x */
 } along;
 
 typedef struct direct {
@@ -27,7 +27,7 @@ typedef struct direct {
     along h, w;
     const char *in;
     char *out;
-    int64_t N, C, K; /* channels read and written */
+    int64_t N, C, K;    /* channels read and written */
     tile_panels panels; /* depth: taps * C, rounded up to even for pairs */
     const char *zeros;
     ddp_dtype dt;
@@ -166,7 +166,7 @@ static void run_blocks(const void *ctx, int64_t lo, int64_t hi) {
 /* ---- weights ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct packing {
-    const float *w; /* [K, C, taps] as in the op */
+    const float *w;              /* [K, C, taps] as in the op */
     int64_t lanes, others, taps; /* channels written and read by the pass */
     int64_t lane_step, other_step;
     int64_t depth;
@@ -184,7 +184,8 @@ static void pack_panel(const packing *p, int64_t k, float *u) {
     for (int64_t l = 0; l < n; l += 8) {
         bool eight = l + 8 <= n;
         const float *w = p->w + (k + l) * p->lane_step;
-        int64_t run = p->other_step == p->taps ? p->others * p->taps : p->taps; /* floats that lie together for one lane */
+        int64_t run =
+            p->other_step == p->taps ? p->others * p->taps : p->taps; /* floats that lie together for one lane */
         for (int64_t o = 0; o < p->others * p->taps / run; o++) {
             const float *from = w + o * p->other_step;
             int64_t m = 0;
@@ -251,7 +252,8 @@ static direct direct_of(const conv_shape *s) {
         d.h.classes = d.h.stride;
         d.w.classes = d.w.stride;
     }
-    d.patches = (d.C < FEW_CHANNELS && s->R * s->S > 1) || (d.dt != DDP_F32 && !d.panels.pairs) || (d.panels.pairs && d.C % 2);
+    d.patches =
+        (d.C < FEW_CHANNELS && s->R * s->S > 1) || (d.dt != DDP_F32 && !d.panels.pairs) || (d.panels.pairs && d.C % 2);
     d.panels.depth = s->R * s->S * d.C;
     if (d.panels.pairs) d.panels.depth = conv_round_up(d.panels.depth, 2);
     return d;
@@ -272,8 +274,16 @@ int conv_direct_run(const ddp_call *c) {
     d.failed = &failed;
     if (wide) cpu_widen(s.dt, ddp__ptr(s.w), 0, scratch + u, wide);
     int64_t taps = s.R * s.S;
-    packing p = {wide ? scratch + u : cpu_f32(s.w), d.K, d.C, taps, d.back ? taps : s.C * taps,
-                 d.back ? s.C * taps : taps, d.panels.depth, d.panels.u, d.panels.pairs, &failed};
+    packing p = {wide ? scratch + u : cpu_f32(s.w),
+                 d.K,
+                 d.C,
+                 taps,
+                 d.back ? taps : s.C * taps,
+                 d.back ? s.C * taps : taps,
+                 d.panels.depth,
+                 d.panels.u,
+                 d.panels.pairs,
+                 &failed};
     cpu_share(panels, u, pack_panels, &p);
     for (int64_t i = 0; i < d.h.classes * d.w.classes; i++) blocks += blocks_of(&d, i);
     cpu_share(blocks, conv_work(&s), run_blocks, &d);

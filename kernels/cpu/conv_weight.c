@@ -237,7 +237,8 @@ static void products(const void *ctx, int64_t lo, int64_t hi) {
 /* ---- the result ---------------------------------------------------------------------------------------------------------- */
 
 /* dw[k .. k + lanes][place .. place + n) from n rows of sum, `step` floats apart. */
-static void put_rows(const grad *q, int64_t k, int64_t lanes, int64_t place, const float *sum, int64_t step, int64_t n) {
+static void put_rows(const grad *q, int64_t k, int64_t lanes, int64_t place, const float *sum, int64_t step,
+                     int64_t n) {
     int64_t row = q->s.C * q->s.R * q->s.S, m = 0;
     void *dw = ddp__ptr(q->s.w);
     float turned[8][8];

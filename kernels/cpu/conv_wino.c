@@ -15,12 +15,12 @@ enum { POINTS = 36, TILE = 4 };
 
 /* A plane of tiles: of the image that is read (6x6 windows, `pad` in) and of the one that is written. */
 typedef struct wino {
-    const char *in;  /* channels-last, C channels */
-    char *out;       /* channels-last, K channels */
-    const float *w;  /* element (c, k, tap) is the c * wc + k * wk + tap-th, taps from the end where `flip` is set */
+    const char *in; /* channels-last, C channels */
+    char *out;      /* channels-last, K channels */
+    const float *w; /* element (c, k, tap) is the c * wc + k * wk + tap-th, taps from the end where `flip` is set */
     int64_t wc, wk;
-    float *u;        /* [panels][POINTS][C][CONV_NR], points point_step apart; or */
-    float *V;        /* [POINTS][tiles][C] of all tiles */
+    float *u;         /* [panels][POINTS][C][CONV_NR], points point_step apart; or */
+    float *V;         /* [POINTS][tiles][C] of all tiles */
     const char *bias; /* as `in`, or NULL */
     int64_t N, C, K, H, W, Ho, Wo, pad[2];
     int64_t th, tw, tiles, chunk;
@@ -111,7 +111,8 @@ static void pixels(const char *image, int64_t H, int64_t W, int64_t bytes, int64
 }
 
 /* V[point][c .. c + CPU_W) of one tile from its 36 pixels; points `step` floats apart. */
-CPU_INLINE void tile_in(const char *const *p, int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n, float *to, int64_t step) {
+CPU_INLINE void tile_in(const char *const *p, int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n, float *to,
+                        int64_t step) {
     cpu_vec d[6], t[POINTS], o[6];
     for (int r = 0; r < 6; r++)
         for (int s = 2; s < 6; s++) __builtin_prefetch(p[r * 6 + s] + offset + ahead);
@@ -151,7 +152,7 @@ static void transform_in(const wino *v, int64_t t, float *to, int64_t step) {
 
 /* n <= CPU_W channels of the 16 pixels q (NULL: outside) from M, points `step` floats apart. */
 CPU_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const *q, int64_t offset, int64_t ahead,
-                          ddp_dtype dt, int64_t n) {
+                         ddp_dtype dt, int64_t n) {
     cpu_vec d[6], t[24], o[4];
     for (int i = 0; i < 16; i++)
         if (q[i]) __builtin_prefetch(q[i] + offset + ahead, 1);
@@ -254,8 +255,8 @@ static void products(int64_t rows, const float *v, int64_t vs, const float *u, i
 }
 
 /* Channels k .. k + CONV_NR of tiles first .. first + n: from V and a panel of u through M into y. */
-static void panel(const wino *v, int64_t k, const float *u, int64_t first, int64_t n, const float *V, int64_t vs, float *M,
-                  int64_t ms) {
+static void panel(const wino *v, int64_t k, const float *u, int64_t first, int64_t n, const float *V, int64_t vs,
+                  float *M, int64_t ms) {
     int64_t Cp = conv_round_up(v->C, CPU_W);
     for (int p = 0; p < POINTS; p++) products(n, V + p * vs, Cp, u + p * point_step(v), v->C, M + p * ms);
     for (int64_t t = 0; t < n; t++) transform_out(v, first + t, k, M + t * CONV_NR, ms);
@@ -293,8 +294,8 @@ static void run_panels(const void *ctx, int64_t lo, int64_t hi) {
     for (int64_t i = lo; i < hi; i++) {
         pack_panel(v, i * CONV_NR, u);
         for (int64_t first = 0; first < v->tiles; first += v->chunk)
-            panel(v, i * CONV_NR, u, first, v->tiles - first < v->chunk ? v->tiles - first : v->chunk, v->V + first * Cp,
-                  vs, u + POINTS * point_step(v), ms);
+            panel(v, i * CONV_NR, u, first, v->tiles - first < v->chunk ? v->tiles - first : v->chunk,
+                  v->V + first * Cp, vs, u + POINTS * point_step(v), ms);
     }
     ddp__scratch_give(u, floats * sizeof(float));
 }
@@ -326,18 +327,19 @@ enum { BACK_MR = 8 };
 
 /* dU[C][K'] += V[T][C] Z[T][K'] at each point, K' channels of g from k0 on. */
 typedef struct wino_back {
-    wino x, g; /* read through transform_in; and the plane of g */
-    int64_t k0, kn, kp; /* channels of this block, and rounded up */
+    wino x, g;            /* read through transform_in; and the plane of g */
+    int64_t k0, kn, kp;   /* channels of this block, and rounded up */
     int64_t Cp, first, n; /* of this chunk of tiles */
-    float *V, *Z, *U; /* [POINTS][chunk][Cp], [POINTS][chunk][kp], [POINTS][Cp][kp] */
-    int64_t vs, zs, us; /* from one point to the next */
-    bool begin; /* the first chunk overwrites U */
+    float *V, *Z, *U;     /* [POINTS][chunk][Cp], [POINTS][chunk][kp], [POINTS][Cp][kp] */
+    int64_t vs, zs, us;   /* from one point to the next */
+    bool begin;           /* the first chunk overwrites U */
     ddp_tensor *dw;
     bool with_v;
 } wino_back;
 
 /* Z[point][k .. k + CPU_W) of one tile from its 16 pixels. */
-CPU_INLINE void tile_back(const char *const *p, int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n, float *to, int64_t step) {
+CPU_INLINE void tile_back(const char *const *p, int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n, float *to,
+                          int64_t step) {
     cpu_vec d[4], t[24], o[6];
     for (int i = 0; i < 16; i++) __builtin_prefetch(p[i] + offset + ahead);
 #pragma GCC unroll 4
@@ -384,8 +386,8 @@ static void back_transforms(const void *ctx, int64_t lo, int64_t hi) {
 }
 
 /* u[rows][v vectors] (+)= v[T][rows]^T z[T][v vectors]. */
-CPU_INLINE void back_product(int rows, int vecs, const float *v, int64_t vs, const float *z, int64_t zs, int64_t T, float *u,
-                              int64_t us, bool begin) {
+CPU_INLINE void back_product(int rows, int vecs, const float *v, int64_t vs, const float *z, int64_t zs, int64_t T,
+                             float *u, int64_t us, bool begin) {
     cpu_vec acc[BACK_MR][2];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
@@ -422,7 +424,8 @@ static void back_products(const void *ctx, int64_t lo, int64_t hi) {
             for (int64_t k = 0; k < b->kp; k += CONV_NR)
                 for (int64_t c = 0; c < b->Cp; c += BACK_ROWS) {
                     float *to = u + c * b->kp + k;
-                    if (k + CONV_NR <= b->kp) back_product(BACK_ROWS, 2, v + c, b->Cp, z + k, b->kp, n, to, b->kp, begin);
+                    if (k + CONV_NR <= b->kp)
+                        back_product(BACK_ROWS, 2, v + c, b->Cp, z + k, b->kp, n, to, b->kp, begin);
                     else back_product(BACK_ROWS, 1, v + c, b->Cp, z + k, b->kp, n, to, b->kp, begin);
                 }
         }

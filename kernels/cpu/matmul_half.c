@@ -92,7 +92,8 @@ static void run_blocks(const void *ctx, int64_t lo, int64_t hi) {
 
 int cpu_half_gemm(const gemm *g) {
     bool pairs = g->dt == DDP_BF16 && cpu_has_pairs();
-    half_gemm h = {.g = g, .p = {.depth = pairs ? conv_round_up(g->K, 2) : g->K, .columns = g->N, .dt = g->dt, .pairs = pairs}};
+    half_gemm h = {.g = g,
+                   .p = {.depth = pairs ? conv_round_up(g->K, 2) : g->K, .columns = g->N, .dt = g->dt, .pairs = pairs}};
     h.as_they_lie = pairs && g->ak == 1 && g->K % 2 == 0;
     int64_t panels = (g->N + CONV_NR - 1) / CONV_NR, blocks = (g->M + TILES_ROWS - 1) / TILES_ROWS;
     int64_t bias = conv_round_up(g->N, 2) / 2; /* words */

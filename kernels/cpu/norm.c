@@ -98,9 +98,9 @@ CPU_INLINE void block_sums_of(ddp_dtype dt, bool relu, bool back, const summed *
     }
 }
 static void block_sums(const summed *r, int64_t C, int64_t lo, int64_t hi, float *s1, float *s2) {
-#define SUMS_OF(dt)                                                            \
-    if (r->scale) block_sums_of(dt, true, true, r, C, lo, hi, s1, s2);         \
-    else if (r->g) block_sums_of(dt, false, true, r, C, lo, hi, s1, s2);       \
+#define SUMS_OF(dt)                                                      \
+    if (r->scale) block_sums_of(dt, true, true, r, C, lo, hi, s1, s2);   \
+    else if (r->g) block_sums_of(dt, false, true, r, C, lo, hi, s1, s2); \
     else block_sums_of(dt, false, false, r, C, lo, hi, s1, s2)
     if (r->d == DDP_BF16) {
         SUMS_OF(DDP_BF16);
@@ -177,8 +177,8 @@ typedef struct affine {
 } affine;
 
 /* n rows of C floats, side by side. The flags are constants where this is inlined. */
-CPU_INLINE void affine_loop(const affine *f, bool relu, bool add, const float *g, const float *x, const float *z, float *y,
-                            int64_t C, int64_t n) {
+CPU_INLINE void affine_loop(const affine *f, bool relu, bool add, const float *g, const float *x, const float *z,
+                            float *y, int64_t C, int64_t n) {
     const float *mean = f->v[0], *q = f->v[1], *s = f->v[2], *p = f->v[3], *scale = f->v[4], *shift = f->v[5];
     for (int64_t r = 0; r < n; r++, x += C, y += C) {
         if (g) {
@@ -201,7 +201,8 @@ CPU_INLINE void affine_loop(const affine *f, bool relu, bool add, const float *g
         }
     }
 }
-static void affine_floats(const affine *f, const float *g, const float *x, const float *z, float *y, int64_t C, int64_t n) {
+static void affine_floats(const affine *f, const float *g, const float *x, const float *z, float *y, int64_t C,
+                          int64_t n) {
     if (g && f->relu) affine_loop(f, true, false, g, x, NULL, y, C, n);
     else if (g) affine_loop(f, false, false, g, x, NULL, y, C, n);
     else if (z) affine_loop(f, true, true, NULL, x, z, y, C, n);

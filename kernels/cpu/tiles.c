@@ -59,7 +59,8 @@ static void tiles(const tile_panels *p, const tile_rows *b, int64_t k, const flo
 #define WITH_BF16 __attribute__((target("avx512bf16")))
 
 /* The same by pairs of bf16 channels. width is even. */
-WITH_BF16 CPU_INLINE void pair_tile(const tile_panels *p, const tile_rows *b, int rows, int64_t i0, int64_t k, const uint32_t *u) {
+WITH_BF16 CPU_INLINE void pair_tile(const tile_panels *p, const tile_rows *b, int rows, int64_t i0, int64_t k,
+                                    const uint32_t *u) {
     __m512 acc[CONV_MR][2];
 #pragma GCC unroll 12
     for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
