@@ -61,6 +61,7 @@ for group in $groups; do
       # Each cap of the instruction set runs the same cases.
       if [ -z "$PRELOAD" ]; then
         for isa in sse avx2; do run "ops under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_ops.lua; done
+        for isa in sse avx2 avx512 amx; do run "convolutions under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_conv.lua; done
       fi ;;
     lua)
       for src in tests/lua/test_*.lua tests/golden/test_*.lua; do [ -e "$src" ] && run "$src" env ${PRELOAD:+LD_PRELOAD=$PRELOAD} luajit "$src"; done ;;

@@ -107,17 +107,36 @@ static const ddp_kernel *pick_from(const ddp_kernel_list *list, const ddp_call *
     return NULL;
 }
 
+/* The n-th list that may compute this call; NULL: not this one. */
+static const ddp_kernel_list *list_of(const ddp_call *c, int n) {
+    int i = own_first(c->op) && n < REF ? CPU - n : n;
+    if (i == ONEDNN && !only && (ddp_is_deterministic() || ddp__call_flops(c) < worth_flops)) return NULL;
+    if (i == ONEDNN && !onednn_has(c->op)) return NULL;
+    if (i == ONEDNN && (!only || strcmp(only, "onednn") == 0)) pthread_once(&onednn_once, load_onednn);
+    return !lists[i] || (only && strcmp(only, lists[i]->name) != 0) ? NULL : lists[i];
+}
+
+/* With DDP_TUNE, of ops that have several fast kernels: the fastest that takes the call; NULL: the usual choice. */
+static const ddp_kernel *measured(const ddp_call *c) {
+    enum { MOST = 8 };
+    const ddp_kernel *takes[MOST];
+    int n = 0;
+    if (only || !onednn_has(c->op) || !ddp__tuning()) return NULL;
+    for (int i = 0; i < REF; i++) {
+        const ddp_kernel_list *list = list_of(c, i);
+        for (const ddp_kernel *k = list ? list->by_op[c->op->id] : NULL; k && k->name && n < MOST; k++)
+            if (!k->reject || !k->reject(c)) takes[n++] = k;
+    }
+    return n ? ddp__tune(c, takes, n) : NULL;
+}
+
 const ddp_kernel *ddp__pick_kernel(const ddp_call *c) {
     pthread_once(&once, load_lists);
     const char *why = "no kernel";
-    const ddp_kernel *k = NULL;
+    const ddp_kernel *k = measured(c);
     for (int n = 0; n < DDP_MAX_LISTS && !k; n++) {
-        int i = own_first(c->op) && n < REF ? CPU - n : n;
-        if (i == ONEDNN && !only && (ddp_is_deterministic() || ddp__call_flops(c) < worth_flops)) continue;
-        if (i == ONEDNN && !onednn_has(c->op)) continue;
-        if (i == ONEDNN && (!only || strcmp(only, "onednn") == 0)) pthread_once(&onednn_once, load_onednn);
-        if (!lists[i] || (only && strcmp(only, lists[i]->name) != 0)) continue;
-        k = pick_from(lists[i], c, &why);
+        const ddp_kernel_list *list = list_of(c, n);
+        if (list) k = pick_from(list, c, &why);
     }
     if (!k) ddp__op_fail(c, DDP_ENOSUP, "%s", why);
     else last_kernel = k->name;

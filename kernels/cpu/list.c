@@ -36,7 +36,8 @@ const ddp_kernel_list *ddp__kernels_cpu(void) {
     bool has_v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                   __builtin_cpu_supports("avx512cd");
-    bool has_v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    bool has_v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
+                  __builtin_cpu_supports("f16c");
     if (cap == 2 && has_v4) return &lists[2];
     if (cap >= 1 && has_v3) return &lists[1];
     return __builtin_cpu_supports("sse4.2") ? &lists[0] : NULL;

@@ -1,0 +1,73 @@
+-- test_tune.lua -- DDP_TUNE=1: kernels chosen by measuring, kept in a file. Each run is a process of its own.
+local t = require "harness"
+
+local function run(folder, code)
+  local file = os.tmpname()
+  local f = assert(io.open(file, "w"))
+  f:write([[
+    local ddp, ops, checks = require "ddp", require "ddp.ops", require "op_checks"
+    local x, w = ddp.randn(4, 16, 16, 32):permute(1, 4, 2, 3), ddp.randn(32, 32, 3, 3)
+    local function conv() ddp.no_grad(ops.conv2d, x, w, nil, 1, 1) return checks.last_kernel() end
+  ]] .. code)
+  f:close()
+  local pipe = io.popen(("XDG_CACHE_HOME=%s DDP_TUNE=1 OMP_NUM_THREADS=1 luajit %s 2>&1"):format(folder, file))
+  local out = pipe:read "*a"
+  pipe:close()
+  os.remove(file)
+  return out
+end
+local folders = {}
+local function folder()
+  local name = os.tmpname()
+  os.remove(name)
+  os.execute("mkdir " .. name)
+  folders[#folders + 1] = name
+  return name
+end
+local function read(file)
+  local f = io.open(file)
+  local text = f and f:read "*a" or ""
+  if f then f:close() end
+  return text
+end
+
+t.test("the first call of a shape writes one line, later calls and processes none", function()
+  local cache = folder()
+  local first = run(cache, "print(conv() == conv())")
+  local text = read(cache .. "/ddp/kernels")
+  t.eq(first, "true\n")
+  t.eq(select(2, text:gsub("\n", "")), 1)
+  t.ok(text:match "^conv2d 1 threads f32.*\tconv2d%.%w+", text)
+  run(cache, "conv()")
+  t.eq(read(cache .. "/ddp/kernels"), text)
+end)
+t.test("what the file says is what runs", function()
+  local cache = folder()
+  local fast = run(cache, "io.write(conv())")
+  local text = read(cache .. "/ddp/kernels")
+  local other = fast:find "direct" and fast:gsub("direct", "wino") or fast:gsub("wino", "direct")
+  if other == fast then t.skip("one kernel only: " .. fast) end
+  local f = io.open(cache .. "/ddp/kernels", "w")
+  f:write((text:gsub("\t.*", "\t" .. other .. "\n")))
+  f:close()
+  t.eq(run(cache, "io.write(conv())"), other)
+end)
+t.test("a file of other content is passed over", function()
+  local cache = folder()
+  os.execute("mkdir " .. cache .. "/ddp")
+  local f = io.open(cache .. "/ddp/kernels", "w")
+  f:write("nonsense\n\tx\nconv2d\tno.such.kernel\n" .. ("a"):rep(5000))
+  f:close()
+  t.ok(run(cache, "io.write(conv())"):match "^conv2d%.")
+end)
+t.test("a folder that can't be made costs a warning, not the run", function()
+  local out = run("/proc/nowhere", "io.write(conv())")
+  t.ok(out:find("can't be made", 1, true) and out:find "conv2d%.", out)
+end)
+t.test("deterministic mode takes the usual kernels", function()
+  local cache = folder()
+  run(cache, "ddp.deterministic(true) conv()")
+  t.eq(read(cache .. "/ddp/kernels"), "")
+end)
+for _, name in ipairs(folders) do os.execute("rm -rf " .. name) end
+t.done()

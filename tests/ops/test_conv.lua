@@ -1,0 +1,175 @@
+-- test_conv.lua -- the convolutions of kernels/cpu at odd shapes, in each dtype, against reference kernels in f64; and which
+-- kernel ran. tests/run.sh runs it under every cap of the instruction set that the machine has.
+-- With an argument: prints a digest of the results, for runs with other numbers of threads to compare.
+local t = require "harness"
+local ddp = require "ddp"
+local ops = require "ddp.ops"
+local checks = require "op_checks"
+local base = require "ddp.ffi"
+local C = base.C
+
+local function pair(v) return type(v) == "table" and v or { v, v } end
+
+-- x [n, c, h, w], window r x s to k channels; stride, padding, dilation; groups = c where depthwise.
+local function case(n, c, h, w, k, window, stride, padding, more)
+  local v = { n = n, c = c, h = h, w = w, k = k, r = pair(window)[1], s = pair(window)[2], stride = pair(stride or 1), padding = pair(padding or 0), dilation = { 1, 1 }, groups = 1 }
+  for key, value in pairs(more or {}) do v[key] = value end
+  v.ho = math.floor((h + 2 * v.padding[1] - v.dilation[1] * (v.r - 1) - 1) / v.stride[1]) + 1
+  v.wo = math.floor((w + 2 * v.padding[2] - v.dilation[2] * (v.s - 1) - 1) / v.stride[2]) + 1
+  v.name = ("%dx%dx%dx%d to %d by %dx%d stride %d,%d padding %d,%d%s%s"):format(n, c, h, w, k, v.r, v.s, v.stride[1], v.stride[2], v.padding[1], v.padding[2],
+    v.dilation[1] > 1 and " dilation " .. v.dilation[1] or "", v.groups > 1 and " groups " .. v.groups or "")
+  return v
+end
+local function depthwise(n, c, h, w, window, stride, padding) return case(n, c, h, w, c, window, stride, padding, { groups = c }) end
+
+local CASES = {
+  case(1, 1, 1, 1, 1, 1), case(1, 512, 1, 1, 64, 1), case(33, 17, 7, 7, 64, 1), case(2, 64, 7, 7, 32, 1, 2), case(2, 33, 7, 7, 15, 1, 2, 1),
+  case(2, 3, 7, 7, 16, 3, 1, 1), case(33, 16, 7, 7, 16, 3, 1, 1), case(2, 17, 31, 31, 33, 3, 1, 1), case(1, 33, 3, 3, 17, 3, 1, 1), case(2, 64, 7, 9, 96, 3),
+  case(2, 16, 1, 1, 32, 3, 1, 1), case(2, 32, 5, 6, 32, 3, 1, 2), case(1, 160, 4, 4, 48, 3, 1, 1), case(2, 15, 7, 7, 3, 3, 1, 1),
+  case(2, 17, 31, 31, 33, 3, 2, 1), case(33, 15, 7, 7, 17, 3, 2), case(2, 8, 9, 9, 40, 3, { 2, 1 }, { 1, 0 }), case(3, 32, 8, 8, 32, 3, 3, 1),
+  case(1, 3, 31, 31, 16, 7, 2, 3), case(2, 15, 7, 7, 33, 5, 1, 2), case(2, 33, 7, 7, 15, 5, 2, 1), case(2, 16, 7, 7, 16, { 1, 7 }, 1, { 0, 3 }),
+  case(2, 16, 9, 9, 16, 3, 1, 2, { dilation = { 2, 2 } }), case(2, 17, 9, 9, 16, 3, 2, 2, { dilation = { 2, 2 } }),
+  depthwise(2, 17, 7, 7, 3, 1, 1), depthwise(1, 33, 31, 31, 5, 2, 2), depthwise(3, 64, 5, 5, 3, 2, 1),
+}
+local LARGE = { case(33, 16, 31, 31, 16, 3, 1, 1), case(33, 32, 15, 15, 64, 3, 2, 1) } -- several chunks and blocks
+
+local function inputs(v, dtype, seed)
+  ddp.manual_seed(seed or 3)
+  local function activations(...) return ddp.randn(...):permute(1, 4, 2, 3):to(dtype) end
+  return { x = activations(v.n, v.h, v.w, v.c), g = activations(v.n, v.ho, v.wo, v.k), w = ddp.randn(v.k, v.c / v.groups, v.r, v.s):to(dtype), bias = ddp.randn(v.k):to(dtype) }
+end
+local PASSES = {
+  conv2d = function(v, i) return ops.conv2d(i.x, i.w, i.bias, v.stride, v.padding, v.dilation, v.groups) end,
+  conv2d_grad_input = function(v, i) return ops.conv2d_grad_input(i.g, i.w, i.x:size(), v.stride, v.padding, v.dilation, v.groups) end,
+  conv2d_grad_weight = function(v, i) return ops.conv2d_grad_weight(i.g, i.x, i.w:size(), v.stride, v.padding, v.dilation, v.groups) end,
+}
+local NAMES = { "conv2d", "conv2d_grad_input", "conv2d_grad_weight" }
+
+-- ---- a digest, for other numbers of threads ---------------------------------------------------------------------------
+if arg[1] == "digest" then
+  ddp.deterministic(true)
+  for _, v in ipairs { LARGE[1], LARGE[2], CASES[3], CASES[8], CASES[26] } do
+    for _, dtype in ipairs { "f32", "bf16" } do
+      local i = inputs(v, dtype)
+      for _, name in ipairs(NAMES) do
+        local y, sum = PASSES[name](v, i):float():contiguous(), 0
+        local n, bits = y:numel(), require "ffi".cast("uint32_t *", y:data())
+        for k = 0, n - 1 do sum = (sum * 31 + tonumber(bits[k])) % 4294967291 end
+        print(name, dtype, sum)
+      end
+    end
+  end
+  os.exit(0)
+end
+
+-- ---- values ------------------------------------------------------------------------------------------------------------
+
+local LIMIT = { f32 = 1e-5, bf16 = 2 ^ -8, f16 = 2 ^ -10 } -- of the largest value: Winograd in f32; a rounding of the result
+local function against_reference(v, dtype)
+  local i, wide = inputs(v, dtype), {}
+  for key, x in pairs(i) do wide[key] = x:to "f64" end
+  for _, name in ipairs(NAMES) do
+    local y = PASSES[name](v, i)
+    local kernel = checks.last_kernel()
+    base.check(C.ddp__kernels_only "ref")
+    local ok, want = pcall(PASSES[name], v, wide)
+    C.ddp__kernels_only(nil)
+    t.ok(ok, want)
+    t.eq(y:dtype(), dtype)
+    local worst, largest = (y:to "f64" - want):abs():max():item(), math.max(want:abs():max():item(), 1e-30)
+    t.ok(worst / largest <= LIMIT[dtype], ("%s by %s is off by %.2g of the largest value"):format(name, kernel, worst / largest))
+  end
+end
+
+for _, v in ipairs(CASES) do
+  for _, dtype in ipairs { "f32", "bf16", "f16" } do
+    t.test(("%s in %s equals the reference"):format(v.name, dtype), function() ddp.no_grad(against_reference, v, dtype) end)
+  end
+end
+for _, v in ipairs(LARGE) do t.test(v.name .. " in f32 equals the reference", function() ddp.no_grad(against_reference, v, "f32") end) end
+
+-- ---- the choice ---------------------------------------------------------------------------------------------------------
+
+local function flags()
+  for line in io.lines "/proc/cpuinfo" do if line:match "^flags" then return line .. " " end end
+  return ""
+end
+local isa, cap = "v2", os.getenv "DDP_ISA"
+if flags():find " avx2 " and cap ~= "sse" then isa = "v3" end
+if flags():find " avx512bw " and flags():find " avx512vl " and (cap == nil or cap == "avx512" or cap == "amx") then isa = "v4" end
+
+-- Without AVX2 Winograd and gathered rows are left to others.
+local function runs(v, way, dtype)
+  for _, name in ipairs(NAMES) do
+    PASSES[name](v, inputs(v, dtype or "f32"))
+    local kernel = checks.last_kernel()
+    if isa == "v2" and way ~= "depthwise" then t.ok(kernel == name .. ".onednn" or kernel == name .. ".ref", kernel)
+    else t.eq(kernel, ("%s.%s.%s"):format(name, way, isa)) end
+  end
+end
+t.test("the kernels of kernels/cpu run where they were measured faster", function()
+  ddp.no_grad(function()
+    for _, dtype in ipairs { "f32", "bf16", "f16" } do
+      runs(case(2, 64, 8, 8, 64, 3, 1, 1), "wino", dtype)
+      runs(case(2, 64, 8, 8, 64, 3, 2, 1), "direct", dtype)
+      runs(case(2, 64, 8, 8, 64, 1), "direct", dtype)
+      runs(case(2, 3, 8, 8, 64, 3, 1, 1), "direct", dtype)
+    end
+  end)
+end)
+t.test("depthwise windows have kernels of their own", function()
+  ddp.no_grad(function() for _, dtype in ipairs { "f32", "bf16", "f16" } do runs(depthwise(2, 64, 8, 8, 3, 1, 1), "depthwise", dtype) end end)
+end)
+t.test("exact precision makes each product: no Winograd in f32", function()
+  ddp.set_float32_matmul_precision "exact"
+  local ok, err = pcall(ddp.no_grad, function()
+    runs(case(2, 64, 8, 8, 64, 3, 1, 1), "direct")
+    runs(case(2, 64, 8, 8, 64, 3, 1, 1), "wino", "bf16")
+  end)
+  ddp.set_float32_matmul_precision "highest"
+  t.ok(ok, err)
+end)
+t.test("an unknown precision is refused with what is known", function()
+  t.fails(function() ddp.set_float32_matmul_precision "higest" end, "did you mean \"highest\"?")
+  t.fails(function() ddp.deterministic(1) end, "expected true or false")
+end)
+t.test("several groups fall to oneDNN, or to the reference", function()
+  ddp.no_grad(function()
+    local v = case(4, 64, 16, 16, 64, 3, 1, 1, { groups = 2 })
+    PASSES.conv2d(v, inputs(v, "f32"))
+    local kernel = checks.last_kernel()
+    t.ok(kernel == "conv2d.onednn" or kernel == "conv2d.ref", kernel)
+  end)
+end)
+
+-- ---- NaN, Inf, threads ----------------------------------------------------------------------------------------------------
+
+for _, bad in ipairs { 0 / 0, math.huge } do
+  t.test(("%s in x reaches every result it belongs to, and none two tiles away"):format(tostring(bad)), function()
+    ddp.no_grad(function()
+      for _, stride in ipairs { 1, 2 } do
+        local v = case(1, 32, 16, 16, 32, 3, stride, 1)
+        local i = inputs(v, "f32")
+        i.x[1]:select(1, 5):select(1, 6):narrow(1, 6, 1):fill_(bad)
+        local y = PASSES.conv2d(v, i)
+        local finite = (y - y):eq(0)
+        local function all_finite(h, w) return finite[1]:select(2, h):select(2, w):float():sum():item() end
+        t.eq(all_finite(math.ceil(6 / stride), math.ceil(6 / stride)), 0)
+        t.eq(all_finite(16 / stride, 16 / stride), 32)
+      end
+    end)
+  end)
+end
+t.test("M6 one, two and three threads give the same bits in deterministic mode", function()
+  local function digest(threads)
+    local pipe = io.popen(("OMP_NUM_THREADS=%d luajit tests/ops/test_conv.lua digest"):format(threads))
+    local text = pipe:read "*a"
+    pipe:close()
+    return text
+  end
+  local one = digest(1)
+  t.ok(select(2, one:gsub("\n", "")) == 30, "the digest has " .. select(2, one:gsub("\n", "")) .. " lines")
+  t.eq(digest(2), one)
+  t.eq(digest(3), one)
+end)
+t.done()
