@@ -190,7 +190,6 @@ refused "L8 no script at all is refused" 'no script given' -n 2
 refused "L8 --engine gloo is refused by name" '--engine gloo is not built yet' --engine gloo x.lua
 refused "L8 --nnodes 2 is refused by name" '--nnodes 2 is not built yet' --nnodes 2 x.lua
 refused "L10 --max-restarts 2 is refused by name" '--max-restarts 2 is not built yet' --max-restarts 2 x.lua
-refused "L8 doctor is refused by name" 'doctor is not built yet' doctor
 refused "L8 a rank that is not there cannot be shown" '--show names rank 5, expected ranks from 0 to 1' -n 2 --show 5 x.lua
 DDP_TIMEOUT=soon refused "L8 a bad twin in the environment is named" 'DDP_TIMEOUT is "soon"' x.lua
 job -n 1 --nnodes 1 --node-rank 0 --max-restarts 0 --engine shm --exec true; check "L8 off values of later options are accepted" test "$rc" = 0

@@ -27,6 +27,11 @@ for n in 1 2 4; do passes "C12 C7 C6 P3 $n ranks train as one does" "$RUN" -n $n
 for n in 1 2; do passes "checkpoints on $n ranks give the bits of a run without, each parameter reduced once" "$RUN" -n $n $CASES/checkpoint.lua; done
 passes "P1 P2 C6 the stepper on two ranks equals one, whatever the micro-batches" "$RUN" -n 2 $CASES/stepper.lua
 
+out=$(timeout 60 "$RUN" doctor 2>&1)
+[ $? = 0 ] && has "$out" "instructions" && has "$out" "GFLOP/s" && ok "doctor says what is there" || no "doctor says what is there" "$out"
+out=$(DDP_ISA=sse timeout 60 "$RUN" doctor 2>&1)
+[ $? = 0 ] && has "$out" "many times slower" && ok "doctor says that a run without AVX2 is slow" || no "doctor says that a run without AVX2 is slow" "$out"
+
 out=$(timeout 60 "$RUN" -n 2 scripts/train_toy.lua --steps 50 2>&1)
 [ $? = 0 ] && has "$out" "us/step" && ok "the toy trains on two ranks" || no "the toy trains on two ranks" "$out"
 out=$(timeout 60 "$RUN" scripts/train_toy.lua --steps 50 2>&1); [ $? = 0 ] && has "$out" "us/step" && ok "the toy trains on one" || no "the toy trains on one" "$out"
