@@ -62,6 +62,7 @@ for group in $groups; do
       if [ -z "$PRELOAD" ]; then
         for isa in sse avx2; do run "ops under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_ops.lua; done
         for isa in sse avx2 avx512 amx; do run "convolutions under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_conv.lua; done
+        for src in tests/ops/test_*.lua; do run "$src, AMX emulated" env DDP_AMX=emulate luajit "$src"; done
       fi ;;
     lua)
       for src in tests/lua/test_*.lua tests/golden/test_*.lua; do [ -e "$src" ] && run "$src" env ${PRELOAD:+LD_PRELOAD=$PRELOAD} luajit "$src"; done ;;

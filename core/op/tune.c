@@ -57,13 +57,13 @@ static void find_file(void) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME"), *env = getenv("DDP_TUNE");
     on = env && strcmp(env, "1") == 0;
     if (!on) return;
-    char folder[PATH - 16];
+    char parent[PATH - 32], folder[PATH - 16];
     int n = -1;
-    if (cache && *cache) n = snprintf(folder, sizeof folder, "%s", cache);
-    else if (home && *home) n = snprintf(folder, sizeof folder, "%s/.cache", home);
-    if (n < 0 || n >= (int)sizeof folder - 8) return;
-    mkdir(folder, 0700);
-    strcat(folder, "/ddp");
+    if (cache && *cache) n = snprintf(parent, sizeof parent, "%s", cache);
+    else if (home && *home) n = snprintf(parent, sizeof parent, "%s/.cache", home);
+    if (n < 0 || n >= (int)sizeof parent) return;
+    mkdir(parent, 0700);
+    snprintf(folder, sizeof folder, "%s/ddp", parent);
     if (mkdir(folder, 0700) < 0 && errno != EEXIST) {
         ddp__log(DDP_LOG_WARN, "DDP_TUNE: %s can't be made: %s; choices are kept for this process only", folder,
                  strerror(errno));

@@ -53,6 +53,10 @@ DDP_LOCAL int conv_depthwise_run(const ddp_call *c);
 DDP_LOCAL const char *conv_direct_reject(const ddp_call *c);
 #define conv_direct_run CPU_LOCAL(conv_direct_run) /* forward and gradient of x */
 DDP_LOCAL int conv_direct_run(const ddp_call *c);
+#define conv_amx_reject CPU_LOCAL(conv_amx_reject)
+DDP_LOCAL const char *conv_amx_reject(const ddp_call *c);
+#define conv_amx_run CPU_LOCAL(conv_amx_run) /* forward and gradient of x */
+DDP_LOCAL int conv_amx_run(const ddp_call *c);
 #define conv_weight_reject CPU_LOCAL(conv_weight_reject)
 DDP_LOCAL const char *conv_weight_reject(const ddp_call *c);
 #define conv_weight_run CPU_LOCAL(conv_weight_run) /* gradient of w */

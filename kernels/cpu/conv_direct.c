@@ -126,12 +126,14 @@ static void lay_patches(const direct *d, block *b, char *patch) {
     b->rows.n_taps = 1;
     b->rows.tap[0] = 0;
     b->rows.width = d->panels.depth;
+    b->rows.row_step = d->panels.depth * bytes;
 }
 
 static int64_t block_pixels(const direct *d) {
     enum { NEAR = 512 << 10 };
-    int64_t n = d->patches ? NEAR / (d->panels.depth * 4) / CONV_MR * CONV_MR : TILES_ROWS;
-    return n < CONV_MR ? CONV_MR : n > TILES_ROWS ? TILES_ROWS : n;
+    int64_t unit = d->panels.amx ? 32 : CONV_MR, row = d->panels.depth * (d->panels.pairs ? 2 : 4);
+    int64_t n = d->patches ? NEAR / row / unit * unit : TILES_ROWS;
+    return n < unit ? unit : n > TILES_ROWS ? TILES_ROWS : n;
 }
 
 static int64_t blocks_of(const direct *d, int64_t class) {
@@ -144,7 +146,7 @@ static int64_t blocks_of(const direct *d, int64_t class) {
 static void run_blocks(const void *ctx, int64_t lo, int64_t hi) {
     const direct *d = ctx;
     int64_t size = block_pixels(d);
-    size_t bytes = sizeof(block) + (d->patches ? (size_t)(size * d->panels.depth) * 4 + 64 : 0);
+    size_t bytes = sizeof(block) + (d->patches ? (size_t)(conv_round_up(size, 32) * d->panels.depth) * 4 + 64 : 0);
     block *b = ddp__scratch_take(bytes);
     if (!b) {
         *d->failed = true;
@@ -233,7 +235,7 @@ const char *conv_direct_reject(const ddp_call *c) {
     return NULL;
 }
 
-static direct direct_of(const conv_shape *s) {
+static direct direct_of(const conv_shape *s, bool amx) {
     bool back = s->pass == CONV_GRAD_INPUT;
     direct d = {.back = back,
                 .h = {back ? s->H : s->Ho, back ? s->Ho : s->H, s->R, s->stride[0], s->padding[0], s->dilation[0], 1},
@@ -255,13 +257,15 @@ static direct direct_of(const conv_shape *s) {
     d.patches =
         (d.C < FEW_CHANNELS && s->R * s->S > 1) || (d.dt != DDP_F32 && !d.panels.pairs) || (d.panels.pairs && d.C % 2);
     d.panels.depth = s->R * s->S * d.C;
-    if (d.panels.pairs) d.panels.depth = conv_round_up(d.panels.depth, 2);
+    if (d.panels.pairs) d.panels.depth = conv_round_up(d.panels.depth, amx ? 32 : 2);
+    d.panels.amx = amx;
+    d.patches |= amx;
     return d;
 }
 
-int conv_direct_run(const ddp_call *c) {
+static int run_as(const ddp_call *c, bool amx) {
     conv_shape s = conv_shape_of(c);
-    direct d = direct_of(&s);
+    direct d = direct_of(&s, amx);
     bool failed = false;
     int64_t panels = (d.K + CONV_NR - 1) / CONV_NR, u = panels * d.panels.depth * CONV_NR / (d.panels.pairs ? 2 : 1);
     int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0, zeros = d.C + CPU_W, blocks = 0;
@@ -290,3 +294,13 @@ int conv_direct_run(const ddp_call *c) {
     ddp__scratch_give(scratch, bytes);
     return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
 }
+
+int conv_direct_run(const ddp_call *c) { return run_as(c, false); }
+
+const char *conv_amx_reject(const ddp_call *c) {
+    if (c->in[0]->m.dtype != DDP_BF16) return "AMX multiplies bf16 only";
+    if (!cpu_has_amx()) return "no AMX";
+    return conv_direct_reject(c);
+}
+
+int conv_amx_run(const ddp_call *c) { return run_as(c, true); }

@@ -59,7 +59,7 @@ static void lay_row(const half_gemm *h, int64_t i, char *to) {
     uint16_t *row = (uint16_t *)(void *)to;
     const uint16_t *a = (const uint16_t *)g->a + i * g->am;
     for (int64_t k = 0; k < g->K; k++) row[k] = a[k * g->ak];
-    if (g->K < h->p.depth) row[g->K] = 0;
+    memset(row + g->K, 0, (size_t)(h->p.depth - g->K) * sizeof *row);
 }
 
 /* Blocks [lo, hi) of TILES_ROWS rows. */
@@ -76,6 +76,7 @@ static void run_blocks(const void *ctx, int64_t lo, int64_t hi) {
     r->n_taps = 1;
     r->tap[0] = 0;
     r->width = h->p.depth;
+    r->row_step = h->as_they_lie ? g->am * 2 : row_bytes;
     for (int64_t i = lo; i < hi; i++) {
         int64_t first = i * TILES_ROWS;
         r->n = g->M - first < TILES_ROWS ? g->M - first : TILES_ROWS;
@@ -91,10 +92,10 @@ static void run_blocks(const void *ctx, int64_t lo, int64_t hi) {
 }
 
 int cpu_half_gemm(const gemm *g) {
-    bool pairs = g->dt == DDP_BF16 && cpu_has_pairs();
-    half_gemm h = {.g = g,
-                   .p = {.depth = pairs ? conv_round_up(g->K, 2) : g->K, .columns = g->N, .dt = g->dt, .pairs = pairs}};
-    h.as_they_lie = pairs && g->ak == 1 && g->K % 2 == 0;
+    bool pairs = g->dt == DDP_BF16 && cpu_has_pairs(), amx = pairs && cpu_has_amx();
+    half_gemm h = {.g = g, .p = {.depth = g->K, .columns = g->N, .dt = g->dt, .pairs = pairs, .amx = amx}};
+    if (pairs) h.p.depth = conv_round_up(g->K, amx ? 32 : 2);
+    h.as_they_lie = pairs && g->ak == 1 && g->K == h.p.depth && (!amx || g->M % 32 == 0);
     int64_t panels = (g->N + CONV_NR - 1) / CONV_NR, blocks = (g->M + TILES_ROWS - 1) / TILES_ROWS;
     int64_t bias = conv_round_up(g->N, 2) / 2; /* words */
     size_t bytes = (size_t)(panels * words(&h) + bias) * 4 + 64;

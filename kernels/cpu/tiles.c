@@ -92,15 +92,143 @@ WITH_BF16 static void pair_tiles(const tile_panels *p, const tile_rows *b, int64
     for (; i < b->n; i++) pair_tile(p, b, 1, i, k, u);
 }
 bool cpu_has_pairs(void) { return __builtin_cpu_supports("avx512bf16"); }
+
+/* ---- AMX: 16 x 32 by 32 x 16 at once ---- */
+
+#include <cpuid.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* Eight tiles of 16 rows of 64 bytes. */
+typedef struct amx_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} amx_config;
+static const amx_config eight_tiles = {
+    .palette = 1, .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+
+/* The compiler does not know what these read and write: nothing is kept in registers across them. */
+#define BARRIER __asm__ volatile("" ::: "memory")
+#define AMX_NAME(x) amx_##x
+#define AMX_TARGET __attribute__((target("amx-tile,amx-bf16")))
+#define AMX_BEGIN                   \
+    BARRIER;                        \
+    _tile_loadconfig(&eight_tiles); \
+    BARRIER
+#define AMX_END _tile_release()
+#define AMX_ZERO(t) _tile_zero(t)
+#define AMX_LOAD(t, p, step) _tile_loadd(t, p, step)
+#define AMX_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+#define AMX_STORE(t, p, step) \
+    _tile_stored(t, p, step); \
+    BARRIER
+#include "tiles_amx.h"
+#undef AMX_NAME
+#undef AMX_TARGET
+#undef AMX_BEGIN
+#undef AMX_END
+#undef AMX_ZERO
+#undef AMX_LOAD
+#undef AMX_DOT
+#undef AMX_STORE
+
+/* The same tiles in memory, so that the loops are tested on processors without them. */
+static _Thread_local uint32_t memory_tile[8][16][16];
+static void memory_load(int t, const void *p, int64_t step) {
+    for (int r = 0; r < 16; r++) memcpy(memory_tile[t][r], (const char *)p + r * step, 64);
+}
+static void memory_store(int t, void *p, int64_t step) {
+    for (int r = 0; r < 16; r++) memcpy((char *)p + r * step, memory_tile[t][r], 64);
+}
+static float half_of(uint32_t pair, int high) { return ddp__bf16_to_f32((uint16_t)(high ? pair >> 16 : pair)); }
+static void memory_dot(int c, int a, int b) {
+    for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 16; n++) {
+            float sum;
+            memcpy(&sum, &memory_tile[c][m][n], 4);
+            for (int k = 0; k < 16; k++) {
+                uint32_t x = memory_tile[a][m][k], w = memory_tile[b][k][n];
+                sum += half_of(x, 0) * half_of(w, 0) + half_of(x, 1) * half_of(w, 1);
+            }
+            memcpy(&memory_tile[c][m][n], &sum, 4);
+        }
+}
+#define AMX_NAME(x) emulated_##x
+#define AMX_TARGET
+#define AMX_BEGIN
+#define AMX_END
+#define AMX_ZERO(t) memset(memory_tile[t], 0, sizeof memory_tile[t])
+#define AMX_LOAD(t, p, step) memory_load(t, p, step)
+#define AMX_DOT(c, a, b) memory_dot(c, a, b)
+#define AMX_STORE(t, p, step) memory_store(t, p, step)
+#include "tiles_amx.h"
+
+static enum { NO_AMX, AMX, EMULATED_AMX } amx;
+static pthread_once_t amx_once = PTHREAD_ONCE_INIT;
+
+/* The processor has the instructions, and the kernel lends the registers. */
+static bool amx_allowed(void) {
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18, AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 };
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    if (!(d & AMX_BF16) || !(d & AMX_TILE)) return false;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+}
+
+/* One square by tiles against the emulation: whole numbers, so that the order of sums does not matter. */
+static bool amx_works(void) {
+    uint16_t rows[32][32];
+    uint32_t u[16 * CONV_NR];
+    float got[32 * CONV_NR], want[32 * CONV_NR];
+    for (int i = 0; i < 32; i++)
+        for (int j = 0; j < 32; j++) rows[i][j] = ddp__f32_to_bf16((float)((i * 7 + j * 3) % 11 - 5));
+    for (int i = 0; i < 16 * CONV_NR; i++)
+        u[i] = ddp__f32_to_bf16((float)(i % 13 - 6)) | (uint32_t)ddp__f32_to_bf16((float)(i % 7 - 3)) << 16;
+    const tile_panels p = {.u = u, .depth = 32, .columns = CONV_NR, .dt = DDP_F32, .pairs = true};
+    tile_rows *b = ddp__scratch_take(sizeof *b);
+    if (!b) return false;
+    b->n = 32;
+    b->row_step = sizeof rows[0];
+    b->row[0][0] = (const char *)rows[0];
+    for (int i = 0; i < 32; i++) b->to[i] = (char *)(got + i * CONV_NR);
+    amx_tiles(&p, b, 0, u);
+    for (int i = 0; i < 32; i++) b->to[i] = (char *)(want + i * CONV_NR);
+    emulated_tiles(&p, b, 0, u);
+    ddp__scratch_give(b, sizeof *b);
+    return memcmp(got, want, sizeof got) == 0;
+}
+
+static void find_amx(void) {
+    const char *isa = getenv("DDP_ISA"), *test = getenv("DDP_AMX");
+    if (isa && *isa && strcmp(isa, "amx") != 0) return;
+    if (test && strcmp(test, "emulate") == 0) amx = EMULATED_AMX;
+    else if (amx_allowed()) amx = amx_works() ? AMX : NO_AMX;
+}
+bool cpu_has_amx(void) {
+    pthread_once(&amx_once, find_amx);
+    return amx != NO_AMX && cpu_has_pairs();
+}
+static void tiles_by_amx(const tile_panels *p, const tile_rows *b, int64_t k, const uint32_t *u) {
+    if (amx == AMX) amx_tiles(p, b, k, u);
+    else emulated_tiles(p, b, k, u);
+}
 #else
 bool cpu_has_pairs(void) { return false; }
+bool cpu_has_amx(void) { return false; }
+static void tiles_by_amx(const tile_panels *p, const tile_rows *b, int64_t k, const uint32_t *u) {
+    (void)p, (void)b, (void)k, (void)u;
+}
 static void pair_tiles(const tile_panels *p, const tile_rows *b, int64_t k, const uint32_t *u) {
     (void)p, (void)b, (void)k, (void)u;
 }
 #endif
 
 void cpu_tiles(const tile_panels *p, const tile_rows *rows, int64_t panel) {
-    if (p->pairs) pair_tiles(p, rows, panel * CONV_NR, (const uint32_t *)p->u + panel * p->depth / 2 * CONV_NR);
+    if (p->amx) tiles_by_amx(p, rows, panel * CONV_NR, (const uint32_t *)p->u + panel * p->depth / 2 * CONV_NR);
+    else if (p->pairs) pair_tiles(p, rows, panel * CONV_NR, (const uint32_t *)p->u + panel * p->depth / 2 * CONV_NR);
     else tiles(p, rows, panel * CONV_NR, (const float *)p->u + panel * p->depth * CONV_NR);
 }
 

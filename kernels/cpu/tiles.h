@@ -14,11 +14,13 @@ typedef struct tile_rows {
     char *to[TILES_ROWS];
     const char *row[TILES_TAPS][TILES_ROWS];
     int64_t tap[TILES_TAPS]; /* which of the panel's taps */
+    int64_t row_step;        /* with amx: bytes from row[0][i] to row[0][i + 1] */
 } tile_rows;
 
 /* What they are multiplied with.
  *   f32     u [panels][depth][CONV_NR] of f32, rows of f32
- *   pairs   u [panels][depth / 2][CONV_NR][2] of bf16, rows of bf16, width even */
+ *   pairs   u [panels][depth / 2][CONV_NR][2] of bf16, rows of bf16, width even
+ *   amx     as pairs; one tap, depth a multiple of 32, rows evenly apart, 32 of them readable from every 32nd on */
 typedef struct tile_panels {
     void *u;
     int64_t depth;    /* taps * width */
@@ -26,6 +28,7 @@ typedef struct tile_panels {
     const char *bias; /* [columns] of dt, or NULL */
     ddp_dtype dt;     /* of the result */
     bool pairs;
+    bool amx;
 } tile_panels;
 
 /* All rows, columns panel * CONV_NR and on. */
@@ -34,6 +37,9 @@ DDP_LOCAL void cpu_tiles(const tile_panels *p, const tile_rows *rows, int64_t pa
 /* Does the processor multiply pairs of bf16 (AVX512_BF16), in this instruction set? */
 #define cpu_has_pairs CPU_LOCAL(has_pairs)
 DDP_LOCAL bool cpu_has_pairs(void);
+/* Does it have AMX tiles for bf16, and the system lends them? DDP_AMX=emulate: yes, by loops, for tests. */
+#define cpu_has_amx CPU_LOCAL(has_amx)
+DDP_LOCAL bool cpu_has_amx(void);
 /* Rows 2j and 2j + 1 of a panel of floats, which are bf16 in value, as pairs. */
 #define cpu_pair_rows CPU_LOCAL(pair_rows)
 DDP_LOCAL void cpu_pair_rows(const float *panel, int64_t depth, uint32_t *u);

@@ -12,7 +12,8 @@ local function pair(v) return type(v) == "table" and v or { v, v } end
 
 -- x [n, c, h, w], window r x s to k channels; stride, padding, dilation; groups = c where depthwise.
 local function case(n, c, h, w, k, window, stride, padding, more)
-  local v = { n = n, c = c, h = h, w = w, k = k, r = pair(window)[1], s = pair(window)[2], stride = pair(stride or 1), padding = pair(padding or 0), dilation = { 1, 1 }, groups = 1 }
+  local v = { n = n, c = c, h = h, w = w, k = k, r = pair(window)[1], s = pair(window)[2], stride = pair(stride or 1), padding = pair(padding or 0) }
+  v.dilation, v.groups = { 1, 1 }, 1
   for key, value in pairs(more or {}) do v[key] = value end
   v.ho = math.floor((h + 2 * v.padding[1] - v.dilation[1] * (v.r - 1) - 1) / v.stride[1]) + 1
   v.wo = math.floor((w + 2 * v.padding[2] - v.dilation[2] * (v.s - 1) - 1) / v.stride[2]) + 1
@@ -98,13 +99,20 @@ local isa, cap = "v2", os.getenv "DDP_ISA"
 if flags():find " avx2 " and cap ~= "sse" then isa = "v3" end
 if flags():find " avx512bw " and flags():find " avx512vl " and (cap == nil or cap == "avx512" or cap == "amx") then isa = "v4" end
 
+-- AMX multiplies bf16 forward and for the gradient of x.
+local has_amx = os.getenv "DDP_AMX" == "emulate" or (flags():find " amx_bf16 " and flags():find " amx_tile ")
+local amx = isa == "v4" and has_amx and flags():find " avx512_bf16 " and (cap == nil or cap == "amx")
+
 -- Without AVX2 Winograd and gathered rows are left to others.
 local function runs(v, way, dtype)
   for _, name in ipairs(NAMES) do
     PASSES[name](v, inputs(v, dtype or "f32"))
     local kernel = checks.last_kernel()
     if isa == "v2" and way ~= "depthwise" then t.ok(kernel == name .. ".onednn" or kernel == name .. ".ref", kernel)
-    else t.eq(kernel, ("%s.%s.%s"):format(name, way, isa)) end
+    else
+      local own = amx and dtype == "bf16" and way ~= "depthwise" and name ~= "conv2d_grad_weight"
+      t.eq(kernel, ("%s.%s.%s"):format(name, own and "amx" or way, isa))
+    end
   end
 end
 t.test("the kernels of kernels/cpu run where they were measured faster", function()
