@@ -196,4 +196,59 @@ t.test("Embedding picks rows by ids of any shape and adds their gradients up", f
   t.fails(function() m(ddp.tensor({ 4 }, { dtype = "i64" })) end, "id 4 at position 0, expected 0 to 3")
 end)
 
+-- The kernels that fn's ops ran on, as one text.
+local function kernels_of(fn)
+  local names = {}
+  for _, row in ipairs(ddp.profile(fn)) do names[#names + 1] = row.kernel end
+  return table.concat(names, " ")
+end
+local function close(a, b, limit) return (a - b):abs():max():item() <= limit * math.max(b:abs():max():item(), 1e-12) end
+
+t.test("a BatchNorm2d and the ReLU after it go as one op, equal to the two, gradients and statistics included", function()
+  ddp.manual_seed(5)
+  local fused = nn.Sequential(nn.Conv2d(3, 8, 3, { padding = 1 }), nn.BatchNorm2d(8), nn.ReLU())
+  local plain = nn.Sequential(nn.Conv2d(3, 8, 3, { padding = 1 }), nn.BatchNorm2d(8), nn.ReLU())
+  plain:load_state_dict(fused:state_dict())
+  local x = ddp.randn(4, 3, 6, 6)
+  local a, b = x:clone():requires_grad_(true), x:clone():requires_grad_(true)
+  local y, z
+  t.ok(kernels_of(function() y = fused(a) end):find "batch_norm_act")
+  t.ok(not kernels_of(function() z = F.relu(plain[2](plain[1](b))) end):find "batch_norm_act")
+  local g = ddp.randn(4, 8, 6, 6)
+  y:backward(g)
+  z:backward(g)
+  t.ok(close(y, z, 1e-6) and close(a.grad, b.grad, 1e-5))
+  local p, q = fused:parameters(), plain:parameters()
+  for i = 3, #p do t.ok(close(p[i].grad, q[i].grad, 1e-5)) end -- the convolution's bias has no gradient but rounding
+  t.ok(close(p[1].grad, q[1].grad, 1e-4))
+  for name, buffer in fused:named_buffers() do t.ok(buffer:equal(plain:state_dict()[name]), name) end
+  fused:eval()
+  plain:eval()
+  t.ok(close(fused(x), F.relu(plain[2](plain[1](x))), 1e-6))
+end)
+t.test("a hook, or a forward of its own, keeps BatchNorm2d and ReLU apart", function()
+  local m, x, seen = nn.Sequential(nn.BatchNorm2d(2), nn.ReLU()), ddp.randn(4, 2, 3, 3), 0
+  local function fused() return kernels_of(function() m(x) end):find "batch_norm_act" ~= nil end
+  t.ok(fused())
+  local hook = m[1]:register_forward_hook(function(_, _, y) seen = seen + (y:amin():item() < 0 and 1 or 0) end)
+  t.ok(not fused() and seen == 1, "the hook saw what the norm made")
+  hook:remove()
+  hook = m[2]:register_forward_pre_hook(function() seen = seen + 1 end)
+  t.ok(not fused() and seen == 2)
+  hook:remove()
+  t.ok(fused())
+  m[2].forward = function(_, y) return y * 2 end
+  t.ok(not fused())
+end)
+t.test("hooks in a ResNet see live tensors, before and after the ops that drop theirs", function()
+  local net, kept = ddp.models.resnet20 { num_classes = 3, in_channels = 3 }, {}
+  local block = net.layer2[1]
+  for _, m in ipairs { block.conv1, block.bn1, block.conv2, block.bn2, block.downsample[1], block.downsample[2] } do
+    m:register_forward_hook(function(_, input, y) kept[#kept + 1] = y kept[#kept + 1] = input[1] end)
+  end
+  net(ddp.randn(2, 3, 8, 8)):sum():backward()
+  t.eq(#kept, 12)
+  for _, y in ipairs(kept) do t.ok(y:sum():item() == y:sum():item()) end
+end)
+
 t.done()
