@@ -109,16 +109,26 @@ CPU_INLINE void copy_row(char *to, const char *from, int64_t n, const char *end)
         for (int64_t i = 0; i < n; i += 16) memcpy(to + i, from + i, 16);
 }
 
+/* How many taps from t on read rows that lie together: a line of the window, away from borders. */
+CPU_INLINE int64_t neighbours(const direct *d, const block *b, int64_t t, int64_t i) {
+    int64_t n = d->w.n, row = d->C * ddp__dtype_bytes[d->dt];
+    if (t % n || n == 1) return 1;
+    for (int64_t k = 1; k < n; k++)
+        if (b->rows.row[t + k][i] != b->rows.row[t][i] + k * row) return 1;
+    return n;
+}
+
 /* The rows of all taps of each pixel side by side in `patch`, in the dtype of the products. */
 static void lay_patches(const direct *d, block *b, char *patch) {
     int64_t bytes = d->panels.pairs ? 2 : 4, taps = b->rows.n_taps, used = taps * d->C;
     const char *end = d->in + d->N * d->h.in * d->w.in * d->C * bytes; /* zeros lie elsewhere, and have room */
     for (int64_t i = 0; i < b->rows.n; i++) {
         char *to = patch + i * d->panels.depth * bytes;
-        for (int64_t t = 0; t < taps; t++, to += d->C * bytes) {
+        for (int64_t t = 0, run; t < taps; t += run, to += run * d->C * bytes) {
             const char *from = b->rows.row[t][i];
-            if (d->dt != DDP_F32 && !d->panels.pairs) cpu_widen(d->dt, from, 0, (float *)(void *)to, d->C);
-            else copy_row(to, from, d->C * bytes, from == d->zeros ? from + d->C * bytes + 16 : end);
+            run = neighbours(d, b, t, i);
+            if (d->dt != DDP_F32 && !d->panels.pairs) cpu_widen(d->dt, from, 0, (float *)(void *)to, run * d->C);
+            else copy_row(to, from, run * d->C * bytes, from == d->zeros ? from + d->C * bytes + 16 : end);
         }
         if (used < d->panels.depth) memset(to, 0, (size_t)((d->panels.depth - used) * bytes));
         b->rows.row[0][i] = patch + i * d->panels.depth * bytes;
