@@ -43,7 +43,7 @@ void *ddp__scratch_take(size_t bytes) {
 #endif
     if (!s) return ddp__mem_alloc(n);
     if (s->used + s->out + n > s->most) s->most = s->used + s->out + n;
-    if (s->used == 0 && s->out == 0 && s->size < n && s->most <= LIMIT) {
+    if (s->used == 0 && s->out == 0 && s->size < s->most && s->most <= LIMIT) {
         ddp__mem_free(s->base, s->size);
         s->size = 0;
         s->base = ddp__mem_alloc(s->most);
