@@ -76,6 +76,16 @@ S.max_dim = { samples = { { inputs = { { 2, 3, kind = "distinct" } }, args = { 2
   fail = { { inputs = { { 2, 0 } }, args = { 2 }, text = "is empty" } } }
 S.argmax = { samples = { { inputs = { { 2, 5, kind = "distinct" } } }, { inputs = { { 3, 4, kind = "distinct" } }, args = { 1, true } } },
   fail = { { inputs = { { 2, 0 } }, text = "nothing to compare" } } }
+-- Around the widths of vectors, on either side, most values several times.
+for _, n in ipairs { 1, 15, 16, 17, 33, 1000 } do
+  for _, shape in ipairs { { 3, n }, { n, 3 }, { n, 17 }, { 2, n, 33 } } do
+    shape.kind = "tied"
+    for dim = 1, #shape do
+      local along = { inputs = { shape }, args = { dim }, no_grad = true }
+      for _, name in ipairs { "sum", "amax", "amin", "max_dim", "argmax" } do table.insert(S[name].samples, along) end
+    end
+  end
+end
 
 -- ---- products --------------------------------------------------------------------------------------------------------
 local function product(a, b, m, k, n)
