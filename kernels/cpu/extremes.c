@@ -3,6 +3,7 @@
  * not depend on how the work is cut. */
 #include "../../core/mem/mem.h"
 #include "reduce.h"
+#include "vectors.h"
 
 enum { BLOCK = 2048, WIDTH = 1024 };
 
@@ -12,47 +13,6 @@ typedef struct job {
     int64_t *ids; /* NULL: only values; p.y NULL: only places */
 } job;
 
-/* ---- vectors ---- */
-
-/* lanes: a choice for each lane. takes: v is above best, or NaN where best is not. most: the larger, b where one is NaN. */
-#if defined(__AVX512F__)
-typedef __mmask16 lanes;
-CPU_INLINE lanes equal(cpu_vec a, cpu_vec b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ); }
-CPU_INLINE lanes is_nan(cpu_vec a) { return _mm512_cmp_ps_mask((__m512)a, (__m512)a, _CMP_UNORD_Q); }
-CPU_INLINE lanes takes(cpu_vec v, cpu_vec best) {
-    return _mm512_mask_cmp_ps_mask(equal(best, best), (__m512)v, (__m512)best, _CMP_NLE_UQ);
-}
-CPU_INLINE cpu_vec most(cpu_vec a, cpu_vec b) { return (cpu_vec)_mm512_max_ps((__m512)a, (__m512)b); }
-CPU_INLINE cpu_bits pick(lanes l, cpu_bits a, cpu_bits b) {
-    return (cpu_bits)_mm512_mask_mov_epi32((__m512i)b, l, (__m512i)a);
-}
-CPU_INLINE int bits_of(lanes l) { return l; }
-#else
-typedef cpu_bits lanes;
-CPU_INLINE lanes equal(cpu_vec a, cpu_vec b) { return (lanes)(a == b); }
-CPU_INLINE lanes is_nan(cpu_vec a) { return (lanes)(a != a); }
-CPU_INLINE lanes takes(cpu_vec v, cpu_vec best) { return ~(lanes)(v <= best) & (lanes)(best == best); }
-CPU_INLINE cpu_bits pick(lanes l, cpu_bits a, cpu_bits b) { return cpu_either(l, a, b); }
-#if defined(__AVX2__)
-CPU_INLINE cpu_vec most(cpu_vec a, cpu_vec b) { return (cpu_vec)_mm256_max_ps((__m256)a, (__m256)b); }
-CPU_INLINE int bits_of(lanes l) { return _mm256_movemask_ps((__m256)l); }
-#else
-CPU_INLINE cpu_vec most(cpu_vec a, cpu_vec b) { return (cpu_vec)_mm_max_ps((__m128)a, (__m128)b); }
-CPU_INLINE int bits_of(lanes l) { return _mm_movemask_ps((__m128)l); }
-#endif
-#endif
-
-CPU_INLINE cpu_vec load(ddp_dtype d, const void *x, int64_t i, int32_t flip) {
-    return (cpu_vec)((cpu_bits)cpu_load(d, x, i) ^ flip);
-}
-CPU_INLINE cpu_vec larger(cpu_vec x, cpu_vec best) {
-    return (cpu_vec)pick(is_nan(x), (cpu_bits)x, (cpu_bits)most(x, best));
-}
-/* Lane i of v in lane i ^ step. */
-CPU_INLINE cpu_vec crossed(cpu_vec v, int step) {
-    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return __builtin_shuffle(v, (cpu_bits)cpu_load(DDP_F32, lane, 0) ^ step);
-}
 static inline float get(const job *j, int64_t i) {
     float v = cpu_get(j->p.d, j->p.x, i);
     return j->flip ? -v : v;
@@ -61,23 +21,6 @@ static inline bool beats(float v, float best) { return v > best || (v != v && be
 
 /* ---- lines: the dims that go lie together ---- */
 
-/* The largest of n >= CPU_W neighbours. The last vector may overlap the one before. */
-CPU_INLINE float span_best(ddp_dtype d, const void *x, int64_t i, int64_t n, int32_t flip) {
-    cpu_vec b[8];
-    int64_t k = 0;
-    for (int v = 0; v < 8; v++) b[v] = load(d, x, i, flip);
-    for (; k + 8 * CPU_W <= n; k += 8 * CPU_W)
-        for (int v = 0; v < 8; v++) b[v] = larger(load(d, x, i + k + v * CPU_W, flip), b[v]);
-    for (; k + CPU_W <= n; k += CPU_W) b[0] = larger(load(d, x, i + k, flip), b[0]);
-    b[0] = larger(load(d, x, i + n - CPU_W, flip), b[0]);
-    for (int v = 0; v < 4; v++) b[v] = larger(b[v + 4], b[v]);
-    b[0] = larger(larger(b[3], b[2]), larger(b[1], b[0]));
-    cpu_vec all = larger(crossed(b[0], 1), b[0]);
-    all = larger(crossed(all, 2), all);
-    if (CPU_W > 4) all = larger(crossed(all, 4), all);
-    if (CPU_W > 8) all = larger(crossed(all, 8), all);
-    return all[0];
-}
 /* Where among n >= CPU_W neighbours, of which `best` is the largest, it first is. */
 CPU_INLINE int64_t span_find(ddp_dtype d, const void *x, int64_t i, int64_t n, int32_t flip, float best) {
     cpu_vec want = (cpu_vec){0} + best;
@@ -88,9 +31,9 @@ CPU_INLINE int64_t span_find(ddp_dtype d, const void *x, int64_t i, int64_t n, i
     }
 }
 static float block_best(const job *j, int64_t i, int64_t n) {
-    if (j->p.d == DDP_BF16) return span_best(DDP_BF16, j->p.x, i, n, j->flip);
-    if (j->p.d == DDP_F16) return span_best(DDP_F16, j->p.x, i, n, j->flip);
-    return span_best(DDP_F32, j->p.x, i, n, j->flip);
+    if (j->p.d == DDP_BF16) return span_max(DDP_BF16, j->p.x, i, n, j->flip);
+    if (j->p.d == DDP_F16) return span_max(DDP_F16, j->p.x, i, n, j->flip);
+    return span_max(DDP_F32, j->p.x, i, n, j->flip);
 }
 static int64_t block_find(const job *j, int64_t i, int64_t n, float best) {
     if (j->p.d == DDP_BF16) return span_find(DDP_BF16, j->p.x, i, n, j->flip, best);

@@ -179,6 +179,17 @@ S.cross_entropy = { samples = { label, { inputs = { { 4, 3 }, { 4, kind = "label
   fail = { { inputs = { { 4, 3 }, { 4, kind = "label", n = 1 } }, args = { 7 }, text = "reduction 7" }, { inputs = { { 2, 3 }, { value = true } }, text = "target" } } }
 S.cross_entropy_grad = { samples = { { inputs = { { 3 }, { 3, 5003 }, { 3, kind = "label", n = 5003 } }, args = { 0 }, no_grad = true }, { inputs = { {}, { 4, 3 }, { 4, kind = "label", n = 3 } } }, { inputs = { { 4 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, 1, 0.2 } } },
   fail = { { inputs = { { 2 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, text = "expected the loss's shape" } } }
+for _, n in ipairs { 1, 15, 16, 17, 33, 1000 } do
+  local row, classes = { 5, n }, { 5, kind = "label", n = n }
+  for _, name in ipairs { "softmax", "log_softmax" } do table.insert(S[name].samples, { inputs = { row }, args = { -1 }, no_grad = true }) end
+  for _, smoothing in ipairs { 0, 0.1 } do
+    table.insert(S.cross_entropy.samples, { inputs = { row, classes }, args = { 1, -100, smoothing }, no_grad = true })
+    table.insert(S.cross_entropy_grad.samples, { inputs = { {}, row, classes }, args = { 1, -100, smoothing }, no_grad = true })
+  end
+  local image, places = { 2, n, 3, 4 }, { 2, 3, 4, kind = "label", n = n } -- channels-last among their layouts
+  table.insert(S.cross_entropy.samples, { inputs = { image, places }, args = { 0, 0 }, no_grad = true })
+  table.insert(S.cross_entropy_grad.samples, { inputs = { { 2, 3, 4 }, image, places }, args = { 0, 0 }, no_grad = true })
+end
 S.dropout = { samples = { { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
 
 -- ---- shapes -----------------------------------------------------------------------------------------------------------------------
