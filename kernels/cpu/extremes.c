@@ -62,8 +62,7 @@ static float line_best(const job *j, int64_t i, int64_t stride, int64_t n, int64
         best = v;
         block = from;
     }
-    if (block >= 0 && j->ids)
-        *at = block + block_find(j, i + block, n - block < BLOCK ? n - block : BLOCK, best);
+    if (block >= 0 && j->ids) *at = block + block_find(j, i + block, n - block < BLOCK ? n - block : BLOCK, best);
     return best;
 }
 

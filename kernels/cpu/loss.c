@@ -11,7 +11,8 @@ static const char *reject(const ddp_call *c) {
     if (!cpu_f32_or_half(x) || !cpu_f32_or_half(c->in[0])) return "f32, f16 and bf16 only";
     if ((x->m.ndim != 2 && x->m.ndim != 4) || !cpu_rows_of_channels(x)) return "classes that lie apart";
     if (!ddp__meta_is_rowmajor(&target->m)) return "a strided target";
-    if (c->n_in == 3 && (!ddp__meta_is_rowmajor(&c->in[0]->m) || !cpu_rows_of_channels(c->out[0]))) return "a strided g";
+    if (c->n_in == 3 && (!ddp__meta_is_rowmajor(&c->in[0]->m) || !cpu_rows_of_channels(c->out[0])))
+        return "a strided g";
     return NULL;
 }
 
@@ -41,6 +42,7 @@ static double row_losses(const ddp_call *c, int64_t lo, int64_t hi, void *y) {
     double total = 0, s = a->label_smoothing;
     for (int64_t i = lo; i < hi; i++) {
         double loss = 0;
+        cpu_fetch(d, x, (i + 1) * C, i + 1 < hi ? C : 0);
         if (label[i] != a->ignore_index) {
             double lse = log_sum(d, x, i * C, C);
             double all = s > 0 ? (double)C * lse - cpu_row_sum(d, x, i * C, 1, C) : 0;
@@ -95,6 +97,8 @@ static void grad_rows(const void *ctx, int64_t lo, int64_t hi) {
     float buffer[CHUNK];
     for (int64_t i = lo; i < hi; i++) {
         char *out = ddp__ptr(c->out[0]);
+        cpu_fetch(dt, ddp__ptr(x), (i + 1) * C, i + 1 < hi ? C : 0);
+        cpu_fetch(dt, out, i * C, C);
         if (label[i] == a->ignore_index) {
             memset(cpu_at(dt, out, i * C), 0, (size_t)C * ddp__dtype_bytes[dt]);
             continue;

@@ -86,7 +86,8 @@ CPU_INLINE cpu_vec exp_of(cpu_vec x) {
 #if defined(__AVX512F__)
     return (cpu_vec)_mm512_scalef_ps((__m512)p, (__m512)n);
 #else
-    cpu_bits whole = (cpu_bits)t - 0x4b400000, half = whole >> 1; /* 2^n in two factors: it may be below what an exponent holds */
+    cpu_bits whole = (cpu_bits)t - 0x4b400000,
+             half = whole >> 1; /* 2^n in two factors: it may be below what an exponent holds */
     return p * (cpu_vec)((half + 127) << 23) * (cpu_vec)((whole - half + 127) << 23);
 #endif
 }

@@ -190,7 +190,8 @@ for _, n in ipairs { 1, 15, 16, 17, 33, 1000 } do
   table.insert(S.cross_entropy.samples, { inputs = { image, places }, args = { 0, 0 }, no_grad = true })
   table.insert(S.cross_entropy_grad.samples, { inputs = { { 2, 3, 4 }, image, places }, args = { 0, 0 }, no_grad = true })
 end
-S.dropout = { samples = { { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
+S.dropout = { samples = { { inputs = { { 1 } }, seed = 3 }, { inputs = { { 15 } }, seed = 3 }, { inputs = { { 17 } }, seed = 3 }, { inputs = { { 5, 33 } }, args = { 0.1 }, seed = 3 },
+  { inputs = { { 7, 1000 } }, args = { 0.4 }, seed = 3, no_grad = true }, { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
 
 -- ---- shapes -----------------------------------------------------------------------------------------------------------------------
 S.view = { keeps_layout = true, samples = { { inputs = { { 2, 6 } }, args = { { 3, -1 } } }, { inputs = { { 2, 1, 3 } }, args = { { 6 } } } }, fail = { { inputs = { { 2, 3 } }, args = { { 4, -1 } }, text = "does not divide into" }, { inputs = { { 2, 3 } }, args = { { 7 } }, text = "x [2,3] has 6 elements, [7] has 7" } } }
