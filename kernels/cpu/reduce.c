@@ -6,7 +6,7 @@
 #include "../../core/mem/mem.h"
 #include "reduce.h"
 
-enum { BLOCK = 64, WIDTH = 512 };
+enum { BLOCK = 64, WIDTH = 1024, FEW = 8 };
 
 /* Sorted by stride in x, merged. */
 static void add_dim(side *s, int64_t size, int64_t in, int64_t out) {
@@ -117,24 +117,25 @@ static void by_lines(const plan *p) {
 
 /* ---- rows: the dims that stay lie together ---- */
 
-/* block[0..V vectors) = the sum of `rows` rows from place `from`. */
-CPU_INLINE void add_span(ddp_dtype d, const void *x, int64_t from, int64_t stride, int64_t rows, int V, float *block) {
-    cpu_vec s[4];
-    for (int v = 0; v < V; v++) s[v] = (cpu_vec){0};
-    for (int64_t r = 0; r < rows; r++, from += stride)
-        for (int v = 0; v < V; v++) s[v] += cpu_load(d, x, from + v * CPU_W);
-    for (int v = 0; v < V; v++) cpu_store(DDP_F32, block, v * CPU_W, s[v]);
-}
-
+/* block[0..n) = the sum of `rows` rows from place `from`: FEW at a time, so that they are read in the order of memory. */
 CPU_INLINE void add_block_of(ddp_dtype d, const void *x, int64_t from, int64_t stride, int64_t rows, int64_t n,
                              float *block) {
-    int64_t k = 0;
-    for (; k + 4 * CPU_W <= n; k += 4 * CPU_W) add_span(d, x, from + k, stride, rows, 4, block + k);
-    for (; k + CPU_W <= n; k += CPU_W) add_span(d, x, from + k, stride, rows, 1, block + k);
-    if (k == n) return;
-    for (int64_t j = k; j < n; j++) block[j] = 0;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = k; j < n; j++) block[j] += cpu_get(d, x, from + r * stride + j);
+    memset(block, 0, (size_t)n * sizeof *block);
+    for (int64_t r = 0; r < rows; r += FEW, from += FEW * stride) {
+        int64_t k = 0, m = rows - r < FEW ? rows - r : FEW;
+        for (; m == FEW && k + CPU_W <= n; k += CPU_W) {
+            cpu_vec s = cpu_load(DDP_F32, block, k);
+            for (int i = 0; i < FEW; i++) s += cpu_load(d, x, from + i * stride + k);
+            cpu_store(DDP_F32, block, k, s);
+        }
+        for (; k + CPU_W <= n; k += CPU_W) {
+            cpu_vec s = cpu_load(DDP_F32, block, k);
+            for (int64_t i = 0; i < m; i++) s += cpu_load(d, x, from + i * stride + k);
+            cpu_store(DDP_F32, block, k, s);
+        }
+        for (; k < n; k++)
+            for (int64_t i = 0; i < m; i++) block[k] += cpu_get(d, x, from + i * stride + k);
+    }
 }
 static void add_block(const plan *p, int64_t from, int64_t rows, int64_t n, float *block) {
     int64_t stride = p->gone.in[0];

@@ -55,7 +55,8 @@ S.clamp = { value = function(x, lo, hi) return math.min(math.max(x, lo), hi) end
 S.cast = { samples = { { inputs = { { 2, 3 } }, args = { "f64" } }, { inputs = { { 37 } }, args = { "bf16" }, no_grad = true }, { inputs = { { 37 } }, args = { "f16" }, no_grad = true },
   { inputs = { { 37 } }, args = { "i32" }, no_grad = true }, { inputs = { { 37 } }, args = { "bool" }, no_grad = true }, { inputs = { { 2, 3, kind = "int" } }, args = { "f32" }, no_grad = true } },
   fail = { { inputs = { { 3 } }, args = { "f31" }, text = "no dtype \"f31\"" } } }
-S.clone = { value = function(x) return x end, samples = { { inputs = { { 40, 37 } }, no_grad = true }, { inputs = { { 2, 3 } } }, { inputs = { { 2, 3, 4, 5 } }, args = { true } } }, fail = {} }
+S.clone = { value = function(x) return x end, samples = { { inputs = { { 16, 17 } }, no_grad = true }, { inputs = { { 33, 15 } }, no_grad = true }, { inputs = { { 1000, 33 } }, no_grad = true },
+  { inputs = { { 1, 1000 } }, no_grad = true }, { inputs = { { 2, 17, 5, 33 } }, no_grad = true }, { inputs = { { 40, 37 } }, no_grad = true }, { inputs = { { 2, 3 } } }, { inputs = { { 2, 3, 4, 5 } }, args = { true } } }, fail = {} }
 S.copy_ = { samples = { { inputs = { { 2, 3 }, { 3 } }, no_grad = true } }, fail = { { inputs = { { 3 }, { 2, 3 } }, text = "does not broadcast to dst [3]" } } }
 S.fill_ = { samples = { { inputs = { { 2, 3 } }, args = { 1.5 }, no_grad = true } }, fail = {} }
 
