@@ -132,6 +132,13 @@ static inline char *cpu_at(ddp_dtype d, const void *p, int64_t i) {
     return (char *)(uintptr_t)p + i * ddp__dtype_bytes[d];
 }
 
+/* Brings places i .. i+n of p near, 16 KB at most: for loops that compute longer than the processor looks ahead. */
+static inline void cpu_fetch(ddp_dtype d, const void *p, int64_t i, int64_t n) {
+    int64_t bytes = n * ddp__dtype_bytes[d];
+    const char *from = cpu_at(d, p, i);
+    for (int64_t k = 0; k < bytes && k < 1 << 14; k += 64) __builtin_prefetch(from + k);
+}
+
 /* to[0..n) = places i .. i+n of p, of dtype d (half.c). */
 #define cpu_widen CPU_LOCAL(widen)
 DDP_LOCAL void cpu_widen(ddp_dtype d, const void *p, int64_t i, float *to, int64_t n);

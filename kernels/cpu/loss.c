@@ -1,4 +1,5 @@
-/* loss.c -- cross-entropy of row-major f32, f16 or bf16 logits [N, C]. */
+/* loss.c -- cross-entropy of f32, f16 or bf16 logits whose classes lie together: [N, C], or [N, C, H, W] channels-last as
+ * N*H*W rows of C. */
 #include <math.h>
 #include <string.h>
 
@@ -8,8 +9,10 @@
 static const char *reject(const ddp_call *c) {
     const ddp_tensor *x = c->in[c->n_in - 2], *target = c->in[c->n_in - 1];
     if (!cpu_f32_or_half(x) || !cpu_f32_or_half(c->in[0])) return "f32, f16 and bf16 only";
-    if (x->m.ndim != 2 || !ddp__meta_is_rowmajor(&x->m)) return "row-major [N, C] only";
+    if ((x->m.ndim != 2 && x->m.ndim != 4) || !cpu_rows_of_channels(x)) return "classes that lie apart";
     if (!ddp__meta_is_rowmajor(&target->m)) return "a strided target";
+    if (c->n_in == 3 && (!ddp__meta_is_rowmajor(&c->in[0]->m) || !cpu_rows_of_channels(c->out[0])))
+        return "a strided g";
     return NULL;
 }
 
@@ -39,9 +42,10 @@ static double row_losses(const ddp_call *c, int64_t lo, int64_t hi, void *y) {
     double total = 0, s = a->label_smoothing;
     for (int64_t i = lo; i < hi; i++) {
         double loss = 0;
+        cpu_fetch(d, x, (i + 1) * C, i + 1 < hi ? C : 0);
         if (label[i] != a->ignore_index) {
-            double lse = log_sum(d, x, i * C, C), all = 0;
-            for (int64_t k = 0; s > 0 && k < C; k++) all += lse - cpu_get(d, x, i * C + k);
+            double lse = log_sum(d, x, i * C, C);
+            double all = s > 0 ? (double)C * lse - cpu_row_sum(d, x, i * C, 1, C) : 0;
             loss = (1 - s) * (lse - cpu_get(d, x, i * C + label[i])) + (s > 0 ? s * all / (double)C : 0);
         }
         if (y) cpu_put(d, y, i, (float)loss);
@@ -59,14 +63,14 @@ typedef struct losses {
 
 static void group_losses(const void *ctx, int64_t lo, int64_t hi) {
     const losses *l = ctx;
-    int64_t N = l->c->in[0]->m.size[0];
+    int64_t N = l->c->in[1]->numel;
     for (int64_t g = lo; g < hi; g++)
         l->part[g] = row_losses(l->c, g * ROWS, (g + 1) * ROWS < N ? (g + 1) * ROWS : N, l->y);
 }
 
 static int run_cross_entropy(const ddp_call *c) {
     const ddp_cross_entropy_attrs *a = c->attrs;
-    int64_t N = c->in[0]->m.size[0], groups = (N + ROWS - 1) / ROWS;
+    int64_t N = c->in[1]->numel, groups = (N + ROWS - 1) / ROWS;
     char *y = ddp__ptr(c->out[0]);
     double few[64], total = 0;
     size_t bytes = (size_t)groups * sizeof(double);
@@ -86,13 +90,15 @@ static void grad_rows(const void *ctx, int64_t lo, int64_t hi) {
     const ddp_cross_entropy_grad_attrs *a = c->attrs;
     const ddp_tensor *g = c->in[0], *x = c->in[1];
     const ddp_dtype dt = x->m.dtype;
-    const int64_t *label = labels_of(c->in[2]), N = x->m.size[0], C = x->m.size[1];
-    const int64_t g_step = a->reduction == 0 ? g->m.stride[0] : 0, step = dt == DDP_F32 ? C : CHUNK;
+    const int64_t *label = labels_of(c->in[2]), N = c->in[2]->numel, C = x->m.size[1];
+    const int64_t g_step = a->reduction == 0, step = dt == DDP_F32 ? C : CHUNK;
     const float s = (float)a->label_smoothing, spread = s / (float)C;
     const double scale = a->reduction == 1 ? 1 / (double)count_kept(label, N, a->ignore_index) : 1;
     float buffer[CHUNK];
     for (int64_t i = lo; i < hi; i++) {
         char *out = ddp__ptr(c->out[0]);
+        cpu_fetch(dt, ddp__ptr(x), (i + 1) * C, i + 1 < hi ? C : 0);
+        cpu_fetch(dt, out, i * C, C);
         if (label[i] == a->ignore_index) {
             memset(cpu_at(dt, out, i * C), 0, (size_t)C * ddp__dtype_bytes[dt]);
             continue;
@@ -115,7 +121,7 @@ static void grad_rows(const void *ctx, int64_t lo, int64_t hi) {
 }
 
 static int run_cross_entropy_grad(const ddp_call *c) {
-    if (c->in[1]->numel) cpu_share(c->in[1]->m.size[0], c->in[1]->numel, grad_rows, c);
+    if (c->in[1]->numel) cpu_share(c->in[2]->numel, c->in[1]->numel, grad_rows, c);
     return 0;
 }
 CPU_KERNEL(cross_entropy_grad, reject, run_cross_entropy_grad);

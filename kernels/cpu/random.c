@@ -13,32 +13,53 @@ extern float sinf(float);
 
 enum { BLOCKS = 128, CHUNK = 4 * BLOCKS };
 
-/* w[0..CHUNK) of Philox blocks first, first + 1, ...: ddp__philox, one block a lane. */
+/* Words of the generator in the lower halves of 64-bit lanes, one block a lane: there a product of 32 by 32 bits is one
+ * instruction. What upper halves hold is never read. */
+enum { LANES = CPU_W / 2, BESIDE = 4 };
+typedef uint64_t lanes __attribute__((vector_size(LANES * 8), aligned(4), may_alias));
+#if defined(__AVX512F__)
+CPU_INLINE lanes product(lanes a, lanes b) { return (lanes)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
+static const lanes COUNT = {0, 1, 2, 3, 4, 5, 6, 7}, FIRST = {0, 8, 1, 9, 2, 10, 3, 11},
+                   LAST = {4, 12, 5, 13, 6, 14, 7, 15};
+#elif defined(__AVX2__)
+CPU_INLINE lanes product(lanes a, lanes b) { return (lanes)_mm256_mul_epu32((__m256i)a, (__m256i)b); }
+static const lanes COUNT = {0, 1, 2, 3}, FIRST = {0, 4, 1, 5}, LAST = {2, 6, 3, 7};
+#else
+CPU_INLINE lanes product(lanes a, lanes b) { return (lanes)_mm_mul_epu32((__m128i)a, (__m128i)b); }
+static const lanes COUNT = {0, 1}, FIRST = {0, 2}, LAST = {1, 3};
+#endif
+
+/* The words of LANES blocks, a b c d of the first, then of the next. */
+CPU_INLINE void lay(lanes a, lanes b, lanes c, lanes d, uint32_t *w) {
+    lanes ab = (a & 0xffffffff) | b << 32, cd = (c & 0xffffffff) | d << 32;
+    *(lanes *)(void *)w = __builtin_shuffle(ab, cd, FIRST);
+    *(lanes *)(void *)(w + 2 * LANES) = __builtin_shuffle(ab, cd, LAST);
+}
+
+/* w[0..CHUNK) of Philox blocks first, first + 1, ...: ddp__philox, BESIDE vectors at a time. */
 static void words(ddp_rng rng, int64_t first, uint32_t *w) {
-    uint32_t c0[BLOCKS], c1[BLOCKS], c2[BLOCKS], c3[BLOCKS];
-    for (int i = 0; i < BLOCKS; i++) {
-        c0[i] = (uint32_t)(uint64_t)(first + i);
-        c1[i] = (uint32_t)((uint64_t)(first + i) >> 32);
-        c2[i] = (uint32_t)rng.call;
-        c3[i] = (uint32_t)(rng.call >> 32);
-    }
-#pragma omp simd
-    for (int i = 0; i < BLOCKS; i++) {
-        uint32_t a = c0[i], b = c1[i], c = c2[i], d = c3[i];
+    const lanes m0 = (lanes){0} + 0xD2511F53u, m1 = (lanes){0} + 0xCD9E8D57u;
+    for (int64_t at = 0; at < BLOCKS; at += BESIDE * LANES) {
+        lanes a[BESIDE], b[BESIDE], c[BESIDE], d[BESIDE];
+        for (int i = 0; i < BESIDE; i++) {
+            a[i] = COUNT + (uint64_t)(first + at + i * LANES);
+            b[i] = a[i] >> 32;
+            c[i] = (lanes){0} + rng.call;
+            d[i] = c[i] >> 32;
+        }
         uint32_t k0 = (uint32_t)rng.key, k1 = (uint32_t)(rng.key >> 32);
         for (int round = 0; round < 10; round++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * a, p1 = (uint64_t)0xCD9E8D57u * c;
-            a = (uint32_t)(p1 >> 32) ^ b ^ k0;
-            c = (uint32_t)(p0 >> 32) ^ d ^ k1;
-            b = (uint32_t)p1;
-            d = (uint32_t)p0;
+            for (int i = 0; i < BESIDE; i++) {
+                lanes p0 = product(a[i], m0), p1 = product(c[i], m1);
+                a[i] = p1 >> 32 ^ b[i] ^ k0;
+                c[i] = p0 >> 32 ^ d[i] ^ k1;
+                b[i] = p1;
+                d[i] = p0;
+            }
             k0 += 0x9E3779B9u;
             k1 += 0xBB67AE85u;
         }
-        w[4 * i] = a;
-        w[4 * i + 1] = b;
-        w[4 * i + 2] = c;
-        w[4 * i + 3] = d;
+        for (int i = 0; i < BESIDE; i++) lay(a[i], b[i], c[i], d[i], w + 4 * (at + i * LANES));
     }
 }
 
@@ -162,9 +183,11 @@ static void dropout_chunks(const void *ctx, int64_t lo, int64_t hi) {
         float from[CHUNK], to[CHUNK];
         uint8_t *mask = (uint8_t *)ddp__ptr(d->c->out[1]) + at;
         int64_t n = numel - at < CHUNK ? numel - at : CHUNK;
-        const float *x = cpu_source(dt, in, at, from, n);
         float *y = cpu_target(dt, out, at, to);
+        cpu_fetch(dt, in, at, n);
+        cpu_fetch(dt, out, at, n);
         words(d->c->rng, at / 4, w);
+        const float *x = cpu_source(dt, in, at, from, n);
 #pragma omp simd
         for (int64_t i = 0; i < n; i++) {
             bool keep = w[i] >> 8 >= d->below;

@@ -4,23 +4,9 @@
 #include <string.h>
 
 #include "../../core/mem/mem.h"
-#include "cpu.h"
+#include "reduce.h"
 
-enum { BLOCK = 64, WIDTH = 512, PARTS = 16, BIG = 1 << 17 };
-
-/* Dims of one side, innermost first. */
-typedef struct side {
-    int n;
-    int64_t size[DDP_MAX_DIM], in[DDP_MAX_DIM], out[DDP_MAX_DIM]; /* strides in x and y; out 0 of dims that go */
-    int64_t count;
-} side;
-typedef struct plan {
-    ddp_dtype d; /* of x and y; places in both are counted in elements */
-    const void *x;
-    void *y;
-    double scale;
-    side kept, gone;
-} plan;
+enum { BLOCK = 64, WIDTH = 1024, FEW = 8 };
 
 /* Sorted by stride in x, merged. */
 static void add_dim(side *s, int64_t size, int64_t in, int64_t out) {
@@ -50,17 +36,14 @@ static void merge(side *s) {
     s->n = s->n ? d + 1 : 0;
 }
 
-static void make_plan(const ddp_call *c, plan *p) {
-    const ddp_sum_attrs *a = c->attrs; /* mean has the same */
-    const ddp_meta *x = &c->in[0]->m;
+void cpu_plan_make(const ddp_tensor *t, const ddp_ints *dims, plan *p) {
+    const ddp_meta *x = &t->m;
     bool gone[DDP_MAX_DIM];
     int64_t out = 1;
-    for (int d = 0; d < x->ndim; d++) gone[d] = a->dim.n <= 0;
-    for (int64_t i = 0; i < a->dim.n && x->ndim; i++)
-        gone[a->dim.v[i] < 0 ? a->dim.v[i] + x->ndim : a->dim.v[i]] = true;
+    for (int d = 0; d < x->ndim; d++) gone[d] = dims->n <= 0;
+    for (int64_t i = 0; i < dims->n && x->ndim; i++) gone[dims->v[i] < 0 ? dims->v[i] + x->ndim : dims->v[i]] = true;
     p->d = x->dtype;
-    p->x = ddp__ptr(c->in[0]);
-    p->y = ddp__ptr(c->out[0]);
+    p->x = ddp__ptr(t);
     p->kept.n = p->gone.n = 0;
     p->kept.count = p->gone.count = 1;
     for (int d = x->ndim - 1; d >= 0; d--) {
@@ -77,8 +60,7 @@ static const char *reject(const ddp_call *c) {
     return cpu_f32_or_half(c->in[0]) && c->in[0]->numel > 0 ? NULL : "f32, f16 or bf16 that is not empty only";
 }
 
-/* Offsets of the i-th of the dims from `first` on. */
-static int64_t place(const side *s, int first, int64_t i, int64_t *out) {
+int64_t cpu_plan_place(const side *s, int first, int64_t i, int64_t *out) {
     int64_t at = 0;
     *out = 0;
     for (int d = first; d < s->n; d++) {
@@ -97,7 +79,7 @@ static double add_lines(const plan *p, int64_t from, int64_t lo, int64_t hi) {
     const side *gone = &p->gone;
     int64_t none, n = gone->n ? gone->size[0] : 1, stride = gone->n ? gone->in[0] : 1;
     double s = 0;
-    for (int64_t l = lo; l < hi; l++) s += cpu_row_sum(p->d, p->x, from + place(gone, 1, l, &none), stride, n);
+    for (int64_t l = lo; l < hi; l++) s += cpu_row_sum(p->d, p->x, from + cpu_plan_place(gone, 1, l, &none), stride, n);
     return s;
 }
 
@@ -121,7 +103,7 @@ static void line_results(const void *ctx, int64_t lo, int64_t hi) {
     const plan *p = ctx;
     int64_t out, n = p->gone.n ? p->gone.size[0] : 1, lines = p->gone.count / n;
     for (int64_t k = lo; k < hi; k++) {
-        int64_t from = place(&p->kept, 0, k, &out);
+        int64_t from = cpu_plan_place(&p->kept, 0, k, &out);
         double sum = lines == 1 && n >= BIG ? add_long_line(p, from, p->gone.in[0], n) : add_lines(p, from, 0, lines);
         cpu_put(p->d, p->y, out, (float)(sum * p->scale));
     }
@@ -135,24 +117,25 @@ static void by_lines(const plan *p) {
 
 /* ---- rows: the dims that stay lie together ---- */
 
-/* block[0..V vectors) = the sum of `rows` rows from place `from`. */
-CPU_INLINE void add_span(ddp_dtype d, const void *x, int64_t from, int64_t stride, int64_t rows, int V, float *block) {
-    cpu_vec s[4];
-    for (int v = 0; v < V; v++) s[v] = (cpu_vec){0};
-    for (int64_t r = 0; r < rows; r++, from += stride)
-        for (int v = 0; v < V; v++) s[v] += cpu_load(d, x, from + v * CPU_W);
-    for (int v = 0; v < V; v++) cpu_store(DDP_F32, block, v * CPU_W, s[v]);
-}
-
+/* block[0..n) = the sum of `rows` rows from place `from`: FEW at a time, so that they are read in the order of memory. */
 CPU_INLINE void add_block_of(ddp_dtype d, const void *x, int64_t from, int64_t stride, int64_t rows, int64_t n,
                              float *block) {
-    int64_t k = 0;
-    for (; k + 4 * CPU_W <= n; k += 4 * CPU_W) add_span(d, x, from + k, stride, rows, 4, block + k);
-    for (; k + CPU_W <= n; k += CPU_W) add_span(d, x, from + k, stride, rows, 1, block + k);
-    if (k == n) return;
-    for (int64_t j = k; j < n; j++) block[j] = 0;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t j = k; j < n; j++) block[j] += cpu_get(d, x, from + r * stride + j);
+    memset(block, 0, (size_t)n * sizeof *block);
+    for (int64_t r = 0; r < rows; r += FEW, from += FEW * stride) {
+        int64_t k = 0, m = rows - r < FEW ? rows - r : FEW;
+        for (; m == FEW && k + CPU_W <= n; k += CPU_W) {
+            cpu_vec s = cpu_load(DDP_F32, block, k);
+            for (int i = 0; i < FEW; i++) s += cpu_load(d, x, from + i * stride + k);
+            cpu_store(DDP_F32, block, k, s);
+        }
+        for (; k + CPU_W <= n; k += CPU_W) {
+            cpu_vec s = cpu_load(DDP_F32, block, k);
+            for (int64_t i = 0; i < m; i++) s += cpu_load(d, x, from + i * stride + k);
+            cpu_store(DDP_F32, block, k, s);
+        }
+        for (; k < n; k++)
+            for (int64_t i = 0; i < m; i++) block[k] += cpu_get(d, x, from + i * stride + k);
+    }
 }
 static void add_block(const plan *p, int64_t from, int64_t rows, int64_t n, float *block) {
     int64_t stride = p->gone.in[0];
@@ -169,7 +152,7 @@ static void add_rows(const plan *p, int64_t from, int64_t n, int64_t lo, int64_t
         int64_t m = even - at % even;
         if (m > BLOCK) m = BLOCK;
         if (m > hi - at) m = hi - at;
-        add_block(p, from + place(&p->gone, 0, at, &none), m, n, block);
+        add_block(p, from + cpu_plan_place(&p->gone, 0, at, &none), m, n, block);
 #pragma omp simd
         for (int64_t k = 0; k < n; k++) total[k] += block[k];
         at += m;
@@ -201,7 +184,7 @@ static int row_results(const plan *p, int64_t from, int64_t n, int64_t to) {
 static int by_rows(const plan *p) {
     int64_t n = p->kept.size[0], others = p->kept.count / n, out;
     for (int64_t o = 0; o < others; o++) {
-        int64_t from = place(&p->kept, 1, o, &out);
+        int64_t from = cpu_plan_place(&p->kept, 1, o, &out);
         for (int64_t k = 0; k < n; k += WIDTH) {
             int st = row_results(p, from + k, n - k < WIDTH ? n - k : WIDTH, out + k * p->kept.out[0]);
             if (st < 0) return st;
@@ -212,7 +195,8 @@ static int by_rows(const plan *p) {
 
 static int reduce(const ddp_call *c, bool mean) {
     plan p;
-    make_plan(c, &p);
+    cpu_plan_make(c->in[0], &((const ddp_sum_attrs *)c->attrs)->dim, &p); /* mean has the same */
+    p.y = ddp__ptr(c->out[0]);
     p.scale = mean ? 1 / (double)p.gone.count : 1;
     if (p.kept.n && p.kept.in[0] == 1 && p.gone.count > 1) return by_rows(&p);
     by_lines(&p);

@@ -29,6 +29,8 @@ static void softmax_rows(const void *ctx, int64_t lo, int64_t hi) {
     const rows *r = ctx;
     float buffer[CHUNK];
     for (int64_t row = lo * r->n; row < hi * r->n; row += r->n) {
+        cpu_fetch(r->d, r->x, row + r->n, row + r->n < hi * r->n ? r->n : 0);
+        cpu_fetch(r->d, r->y, row, r->n);
         float *whole = r->d == DDP_F32 ? (float *)r->y + row
                        : r->n <= CHUNK ? buffer
                                        : NULL,
@@ -49,6 +51,8 @@ static void log_softmax_rows(const void *ctx, int64_t lo, int64_t hi) {
     const rows *r = ctx;
     float from[CHUNK], to[CHUNK];
     for (int64_t row = lo * r->n; row < hi * r->n; row += r->n) {
+        cpu_fetch(r->d, r->x, row + r->n, row + r->n < hi * r->n ? r->n : 0);
+        cpu_fetch(r->d, r->y, row, r->n);
         float top = cpu_row_max(r->d, r->x, row, r->n);
         float log_sum = (float)log(cpu_row_exp(r->d, r->x, row, top, NULL, r->n));
         for (int64_t k = 0; k < r->n; k += r->step) {

@@ -16,7 +16,7 @@ local M = {}
 
 local HALF = { f16 = true, bf16 = true }
 
--- A description of an input: {2, 3} normal numbers; {2, 3, kind = "positive"|"unit"|"int"|"bool"|"label", n =, dtype =}.
+-- A description of an input: {2, 3} normal numbers; {2, 3, kind = "positive"|"tied"|"int"|"bool"|"label", n =, dtype =}.
 -- wide: f32 where the others are f16 or bf16 (statistics).
 local function make(d, dtype)
   if type(d) ~= "table" or d.value then return d and d.value end
@@ -33,6 +33,7 @@ local function make(d, dtype)
   local t = ddp.randn(size, { dtype = "f64" })
   if d.kind == "positive" then t = t:abs() + 0.5 end
   if d.kind == "distinct" then t = (ddp.randperm(math.max(t:numel(), 1)):to "f64" * 0.37):slice(1, 1, math.max(t:numel(), 1)):reshape(size) end
+  if d.kind == "tied" then t = ddp.randint(-3, 4, size):to "f64" end -- many of the same
   if d.kind == "away" then t = t + t:sign() * 0.3 end -- from 0, where there is a kink
   return t:to(d.dtype or d.wide and HALF[dtype] and "f32" or dtype)
 end

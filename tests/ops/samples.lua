@@ -55,7 +55,8 @@ S.clamp = { value = function(x, lo, hi) return math.min(math.max(x, lo), hi) end
 S.cast = { samples = { { inputs = { { 2, 3 } }, args = { "f64" } }, { inputs = { { 37 } }, args = { "bf16" }, no_grad = true }, { inputs = { { 37 } }, args = { "f16" }, no_grad = true },
   { inputs = { { 37 } }, args = { "i32" }, no_grad = true }, { inputs = { { 37 } }, args = { "bool" }, no_grad = true }, { inputs = { { 2, 3, kind = "int" } }, args = { "f32" }, no_grad = true } },
   fail = { { inputs = { { 3 } }, args = { "f31" }, text = "no dtype \"f31\"" } } }
-S.clone = { value = function(x) return x end, samples = { { inputs = { { 40, 37 } }, no_grad = true }, { inputs = { { 2, 3 } } }, { inputs = { { 2, 3, 4, 5 } }, args = { true } } }, fail = {} }
+S.clone = { value = function(x) return x end, samples = { { inputs = { { 16, 17 } }, no_grad = true }, { inputs = { { 33, 15 } }, no_grad = true }, { inputs = { { 1000, 33 } }, no_grad = true },
+  { inputs = { { 1, 1000 } }, no_grad = true }, { inputs = { { 2, 17, 5, 33 } }, no_grad = true }, { inputs = { { 40, 37 } }, no_grad = true }, { inputs = { { 2, 3 } } }, { inputs = { { 2, 3, 4, 5 } }, args = { true } } }, fail = {} }
 S.copy_ = { samples = { { inputs = { { 2, 3 }, { 3 } }, no_grad = true } }, fail = { { inputs = { { 3 }, { 2, 3 } }, text = "does not broadcast to dst [3]" } } }
 S.fill_ = { samples = { { inputs = { { 2, 3 } }, args = { 1.5 }, no_grad = true } }, fail = {} }
 
@@ -76,6 +77,16 @@ S.max_dim = { samples = { { inputs = { { 2, 3, kind = "distinct" } }, args = { 2
   fail = { { inputs = { { 2, 0 } }, args = { 2 }, text = "is empty" } } }
 S.argmax = { samples = { { inputs = { { 2, 5, kind = "distinct" } } }, { inputs = { { 3, 4, kind = "distinct" } }, args = { 1, true } } },
   fail = { { inputs = { { 2, 0 } }, text = "nothing to compare" } } }
+-- Around the widths of vectors, on either side, most values several times.
+for _, n in ipairs { 1, 15, 16, 17, 33, 1000 } do
+  for _, shape in ipairs { { 3, n }, { n, 3 }, { n, 17 }, { 2, n, 33 } } do
+    shape.kind = "tied"
+    for dim = 1, #shape do
+      local along = { inputs = { shape }, args = { dim }, no_grad = true }
+      for _, name in ipairs { "sum", "amax", "amin", "max_dim", "argmax" } do table.insert(S[name].samples, along) end
+    end
+  end
+end
 
 -- ---- products --------------------------------------------------------------------------------------------------------
 local function product(a, b, m, k, n)
@@ -169,7 +180,19 @@ S.cross_entropy = { samples = { label, { inputs = { { 4, 3 }, { 4, kind = "label
   fail = { { inputs = { { 4, 3 }, { 4, kind = "label", n = 1 } }, args = { 7 }, text = "reduction 7" }, { inputs = { { 2, 3 }, { value = true } }, text = "target" } } }
 S.cross_entropy_grad = { samples = { { inputs = { { 3 }, { 3, 5003 }, { 3, kind = "label", n = 5003 } }, args = { 0 }, no_grad = true }, { inputs = { {}, { 4, 3 }, { 4, kind = "label", n = 3 } } }, { inputs = { { 4 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, 1, 0.2 } } },
   fail = { { inputs = { { 2 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, text = "expected the loss's shape" } } }
-S.dropout = { samples = { { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
+for _, n in ipairs { 1, 15, 16, 17, 33, 1000 } do
+  local row, classes = { 5, n }, { 5, kind = "label", n = n }
+  for _, name in ipairs { "softmax", "log_softmax" } do table.insert(S[name].samples, { inputs = { row }, args = { -1 }, no_grad = true }) end
+  for _, smoothing in ipairs { 0, 0.1 } do
+    table.insert(S.cross_entropy.samples, { inputs = { row, classes }, args = { 1, -100, smoothing }, no_grad = true })
+    table.insert(S.cross_entropy_grad.samples, { inputs = { {}, row, classes }, args = { 1, -100, smoothing }, no_grad = true })
+  end
+  local image, places = { 2, n, 3, 4 }, { 2, 3, 4, kind = "label", n = n } -- channels-last among their layouts
+  table.insert(S.cross_entropy.samples, { inputs = { image, places }, args = { 0, 0 }, no_grad = true })
+  table.insert(S.cross_entropy_grad.samples, { inputs = { { 2, 3, 4 }, image, places }, args = { 0, 0 }, no_grad = true })
+end
+S.dropout = { samples = { { inputs = { { 1 } }, seed = 3 }, { inputs = { { 15 } }, seed = 3 }, { inputs = { { 17 } }, seed = 3 }, { inputs = { { 5, 33 } }, args = { 0.1 }, seed = 3 },
+  { inputs = { { 7, 1000 } }, args = { 0.4 }, seed = 3, no_grad = true }, { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
 
 -- ---- shapes -----------------------------------------------------------------------------------------------------------------------
 S.view = { keeps_layout = true, samples = { { inputs = { { 2, 6 } }, args = { { 3, -1 } } }, { inputs = { { 2, 1, 3 } }, args = { { 6 } } } }, fail = { { inputs = { { 2, 3 } }, args = { { 4, -1 } }, text = "does not divide into" }, { inputs = { { 2, 3 } }, args = { { 7 } }, text = "x [2,3] has 6 elements, [7] has 7" } } }
