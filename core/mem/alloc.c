@@ -10,6 +10,10 @@
 
 #include "mem.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 enum { ALIGN = 64, MIN_SHIFT = 6, CLASSES = 8 * 42 };
 static const size_t huge = (size_t)2 << 20; /* blocks this big are mapped, aligned for huge pages */
 static const int64_t slack = 16 << 20;
@@ -118,6 +122,9 @@ void *ddp__mem_alloc(size_t bytes) {
     }
     pthread_mutex_unlock(&m.lock);
     if (!p) return out_of_memory(bytes);
+#ifdef __SANITIZE_ADDRESS__ /* a rounded size would hide writes just beyond a block */
+    if (!m.hook_alloc) ASAN_POISON_MEMORY_REGION((char *)p + bytes, rounded - bytes);
+#endif
     atomic_fetch_add_explicit(&since_gc, (int_fast64_t)rounded, memory_order_relaxed);
     return p;
 }

@@ -1,6 +1,6 @@
 /* scratch.c -- workspaces of kernels: a stack of bytes per thread, so that what every step takes and gives back neither
  * comes from the system nor goes back to it. It grows to the most that was taken at once, when it is next empty; until then
- * what does not fit comes from the allocator. */
+ * what does not fit comes from the allocator, and so does what passes the limit. */
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 typedef struct stack {
     char *base;
     size_t size, used;
-    size_t most; /* wanted at once, ever */
+    size_t most; /* wanted at once, ever, as far as it is kept */
     size_t out;  /* bytes given out by the allocator for want of room */
 } stack;
 
@@ -32,7 +32,12 @@ static stack *mine(void) {
     return s;
 }
 
-static size_t rounded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
+static size_t rounded(size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__ /* which sees what lies beyond */
+    return bytes;
+#endif
+    return (bytes + 255) & ~(size_t)255;
+}
 
 void *ddp__scratch_take(size_t bytes) {
     enum { LIMIT = 64 << 20 }; /* what a thread keeps; more comes from the allocator each time */
@@ -42,8 +47,9 @@ void *ddp__scratch_take(size_t bytes) {
     s = NULL;
 #endif
     if (!s) return ddp__mem_alloc(n);
-    if (s->used + s->out + n > s->most) s->most = s->used + s->out + n;
-    if (s->used == 0 && s->out == 0 && s->size < s->most && s->most <= LIMIT) {
+    size_t all = s->used + s->out + n;
+    if (all > s->most && all <= LIMIT) s->most = all;
+    if (s->used == 0 && s->out == 0 && s->size < s->most) {
         ddp__mem_free(s->base, s->size);
         s->size = 0;
         s->base = ddp__mem_alloc(s->most);

@@ -57,13 +57,13 @@ static void find_file(void) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME"), *env = getenv("DDP_TUNE");
     on = env && strcmp(env, "1") == 0;
     if (!on) return;
-    char parent[PATH - 32], folder[PATH - 16];
+    char folder[PATH - 16];
     int n = -1;
-    if (cache && *cache) n = snprintf(parent, sizeof parent, "%s", cache);
-    else if (home && *home) n = snprintf(parent, sizeof parent, "%s/.cache", home);
-    if (n < 0 || n >= (int)sizeof parent) return;
-    mkdir(parent, 0700);
-    snprintf(folder, sizeof folder, "%s/ddp", parent);
+    if (cache && *cache) n = snprintf(folder, sizeof folder, "%s", cache);
+    else if (home && *home) n = snprintf(folder, sizeof folder, "%s/.cache", home);
+    if (n < 0 || n >= (int)sizeof folder - 8) return;
+    mkdir(folder, 0700);
+    snprintf(folder + n, sizeof folder - (size_t)n, "/ddp");
     if (mkdir(folder, 0700) < 0 && errno != EEXIST) {
         ddp__log(DDP_LOG_WARN, "DDP_TUNE: %s can't be made: %s; choices are kept for this process only", folder,
                  strerror(errno));
@@ -98,6 +98,7 @@ static size_t put_attr(char *at, size_t room, const ddp_attr_def *a, const void 
     const void *p = (const char *)attrs + a->offset;
     const int64_t *v = p;
     size_t n = (size_t)snprintf(at, room, " %s=", a->name);
+    if (n >= room) return n;
     if (a->type == DDP_ATTR_FLOAT) return n + (size_t)snprintf(at + n, room - n, "%g", *(const double *)p);
     int64_t count = a->type == DDP_ATTR_INT2 ? 2 : a->type == DDP_ATTR_INTS ? *v++ : 1;
     for (int64_t i = 0; i < count && n < room; i++)
@@ -124,40 +125,49 @@ bool ddp__tuning(void) {
     return on && !ddp_is_deterministic();
 }
 
-/* The fastest of RUNS runs after one that warms up; a failure counts as never. */
+static const double never = 1e30;
+
+/* The fastest of RUNS runs after one that warms up; a failure counts as never, and is forgotten. */
 static double seconds_of(const ddp_kernel *k, const ddp_call *c) {
-    double best = 1e30;
+    double best = never;
     for (int i = 0; i <= RUNS; i++) {
         double begin = ddp__now();
-        if (k->run(c) < 0) return 1e30;
+        if (k->run(c) < 0) {
+            ddp_error_take(NULL);
+            return never;
+        }
         double took = ddp__now() - begin;
         if (i > 0 && took < best) best = took;
     }
     return best;
 }
 
+/* The first where all fail: it will say why. */
+static const ddp_kernel *measure(const char *key, const ddp_call *c, const ddp_kernel *const *candidates, int n) {
+    const ddp_kernel *best = candidates[0];
+    double least = never;
+    for (int i = 0; i < n; i++) {
+        double s = seconds_of(candidates[i], c);
+        ddp__log(DDP_LOG_DEBUG, "tune: %s: %s %.3f ms", key, candidates[i]->name, s * 1e3);
+        if (s < least) best = candidates[i];
+        if (s < least) least = s;
+    }
+    if (least == never) return best;
+    remember(key, best->name);
+    append(key, best->name);
+    return best;
+}
+
 const ddp_kernel *ddp__tune(const ddp_call *c, const ddp_kernel *const *candidates, int n) {
     char key[KEY];
-    const ddp_kernel *best = candidates[0];
-    if (n < 2 || !describe(c, key)) return best;
+    if (n < 2 || !describe(c, key)) return candidates[0];
     pthread_mutex_lock(&lock);
     const entry *e = entries;
     while (e && strcmp(e->key, key) != 0) e = e->next;
     const ddp_kernel *known = NULL;
     for (int i = 0; e && i < n; i++)
         if (strcmp(candidates[i]->name, e->kernel) == 0) known = candidates[i];
-    if (!known) {
-        double least = 1e30;
-        for (int i = 0; i < n; i++) {
-            double s = seconds_of(candidates[i], c);
-            ddp__log(DDP_LOG_DEBUG, "tune: %s: %s %.3f ms", key, candidates[i]->name, s * 1e3);
-            if (s < least) best = candidates[i];
-            if (s < least) least = s;
-        }
-        remember(key, best->name);
-        append(key, best->name);
-        known = best;
-    }
+    if (!known) known = measure(key, c, candidates, n);
     pthread_mutex_unlock(&lock);
     return known;
 }

@@ -9,14 +9,20 @@ typedef struct window {
     int64_t groups;
 } window;
 
+/* From `least` on, and so small that sums of products with sizes do not overflow. */
+static int check_step(const ddp_call *c, const char *name, int64_t v, int least) {
+    if (v < least) return ddp__op_fail(c, DDP_EINVAL, "%s is %lld, at least %d", name, (long long)v, least);
+    if (v > INT32_MAX) return ddp__op_fail(c, DDP_EINVAL, "%s is %lld, at most %d", name, (long long)v, INT32_MAX);
+    return 0;
+}
+
 static int check_window(const ddp_call *c, const window *w) {
-    for (int i = 0; i < 2; i++) {
-        if (w->stride[i] < 1) return ddp__op_fail(c, DDP_EINVAL, "stride is %lld, at least 1", (long long)w->stride[i]);
-        if (w->padding[i] < 0)
-            return ddp__op_fail(c, DDP_EINVAL, "padding is %lld, at least 0", (long long)w->padding[i]);
-        if (w->dilation[i] < 1)
-            return ddp__op_fail(c, DDP_EINVAL, "dilation is %lld, at least 1", (long long)w->dilation[i]);
-    }
+    int st;
+    for (int i = 0; i < 2; i++)
+        if ((st = check_step(c, "stride", w->stride[i], 1)) < 0 ||
+            (st = check_step(c, "padding", w->padding[i], 0)) < 0 ||
+            (st = check_step(c, "dilation", w->dilation[i], 1)) < 0)
+            return st;
     if (w->groups < 1) return ddp__op_fail(c, DDP_EINVAL, "groups is %lld, at least 1", (long long)w->groups);
     return 0;
 }

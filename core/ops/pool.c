@@ -16,7 +16,7 @@ static int pooled(const ddp_call *c, const int64_t *x, const int64_t *kernel, co
         if (kernel[i] < 1 || s < 1)
             return ddp__op_fail(c, DDP_EINVAL, "kernel %lld, stride %lld: at least 1", (long long)kernel[i],
                                 (long long)s);
-        if (padding[i] < 0 || 2 * padding[i] > kernel[i])
+        if (padding[i] < 0 || padding[i] > kernel[i] / 2)
             return ddp__op_fail(c, DDP_EINVAL, "padding %lld, at most half the kernel %lld", (long long)padding[i],
                                 (long long)kernel[i]);
         y[2 + i] = ddp__window_out(x[2 + i], kernel[i], s, padding[i], 1);

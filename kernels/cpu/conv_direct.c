@@ -19,7 +19,7 @@ typedef struct along {
     int64_t out, in; /* sizes of the result and the source */
     int64_t n;       /* taps */
     int64_t stride, padding, dilation;
-    int64_t classes; /* 1, or the stride for the gradient of x */
+    int64_t classes; /* 1; for the gradient of x the stride, or one a position where that is fewer */
 } along;
 
 typedef struct direct {
@@ -261,8 +261,8 @@ static direct direct_of(const conv_shape *s, bool amx) {
     d.panels.dt = d.dt;
     d.panels.pairs = d.dt == DDP_BF16 && cpu_has_pairs();
     if (back) {
-        d.h.classes = d.h.stride;
-        d.w.classes = d.w.stride;
+        d.h.classes = d.h.stride < d.h.out ? d.h.stride : d.h.out;
+        d.w.classes = d.w.stride < d.w.out ? d.w.stride : d.w.out;
     }
     d.patches =
         (d.C < FEW_CHANNELS && s->R * s->S > 1) || (d.dt != DDP_F32 && !d.panels.pairs) || (d.panels.pairs && d.C % 2);

@@ -23,6 +23,14 @@ t.test("P4 the op and the module's path are named, at the user's line", function
   fails(function() return Log()(ddp.full({ 3 }, -1)) end, "check_nan: log in Log made 3 NaN")
   fails(function() return ddp.zeros(2) / ddp.zeros(2) end, "check_nan: div made 2 NaN among the 2 elements of f32 [2]")
 end)
+t.test("P4 a batch norm is named where its relu would run in one op with it", function()
+  local m, x = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()), ddp.randn(4, 3, 2, 2)
+  ddp.no_grad(function() m[1].weight:fill_(3e38) end)
+  fails(function() return m(x) end, "in 0 (BatchNorm2d)")
+  local net = ddp.models.resnet20 { num_classes = 10 }
+  ddp.no_grad(function() net.layer1[2].bn1.weight:fill_(3e38) end)
+  fails(function() return net(ddp.randn(2, 3, 8, 8)) end, "in layer1.1.bn1 (BatchNorm2d)")
+end)
 t.test("P4 in backward the op whose gradient it is, and its module", function()
   local Root = nn.Module "Root"
   function Root:forward(x) return x:sqrt() end

@@ -79,6 +79,20 @@ t.test("a failed allocation is retried once after a collection, then named", fun
   base.C.ddp_memory_fail_at(0)
   t.fails(function() return ddp.zeros(2 ^ 30, 2 ^ 20) end, "out of memory")
 end)
+t.test("a kernel's workspaces, one within the other, are kept: the third call takes its result alone", function()
+  if sanitized then t.skip "the sanitizer's build keeps none" end
+  local x, w = ddp.randn(1, 8, 8, 17):permute(1, 4, 2, 3):to "bf16", ddp.randn(16, 17, 3, 3):to "bf16"
+  local function taken(f)
+    local before = tonumber(base.C.ddp_live_bytes_since_gc())
+    local y = f()
+    return tonumber(base.C.ddp_live_bytes_since_gc()) - before, y:size()
+  end
+  local function conv() return ddp.no_grad(ddp.nn.functional.conv2d, x, w, nil, { stride = 2 }) end
+  conv()
+  conv()
+  local bytes, size = taken(conv)
+  t.eq(bytes, (taken(function() return ddp.zeros(size, { dtype = "bf16" }) end)))
+end)
 -- More than any machine has: 16 TB.
 local function too_much() return ddp.zeros(2 ^ 21, 2 ^ 21) end
 local function line_here() return debug.getinfo(2, "l").currentline end

@@ -124,6 +124,43 @@ t.test("resnets have torchvision's parameter names and counts", function()
   t.eq(ddp.models.resnet50():num_parameters(), 25557032)
   t.eq(ddp.models.resnet20 { num_classes = 10 }:num_parameters() > 270000, true)
 end)
+local function tiny_resnet()
+  ddp.manual_seed(1)
+  return ddp.models.resnet20 { num_classes = 10 }, ddp.randn(2, 3, 8, 8)
+end
+for _, path in ipairs { "conv1", "bn1", "avgpool", "layer2.1.conv1", "layer2.1.bn1", "layer2.1.conv2", "layer2.1.bn2", "layer2.1.downsample.2" } do
+  t.test("hooks on a resnet's " .. path .. " may keep what they see", function()
+    local net, x = tiny_resnet()
+    local m, kept = net, {}
+    for key in path:gmatch "[^.]+" do m = m[tonumber(key) or key] end
+    local function keep(y) kept[#kept + 1] = { y, y:clone() } end
+    m:register_forward_pre_hook(function(_, input) keep(input[1]) end)
+    m:register_forward_hook(function(_, _, y) keep(y) end)
+    net(x)
+    for _ = 1, 20 do ddp.ones(1) end -- a handle that was given back is another tensor's now
+    t.eq(#kept, 2)
+    for _, k in ipairs(kept) do t.ok(k[1]:size(1) == 2 and k[1]:equal(k[2])) end
+  end)
+end
+t.test("a Sequential's hook on a batch norm may keep what it sees", function()
+  local m, kept = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()), nil
+  m[1]:register_forward_hook(function(_, _, y) kept = { y, y:clone() } end)
+  m(ddp.randn(4, 3, 2, 2))
+  for _ = 1, 20 do ddp.ones(1) end
+  t.ok(kept[1]:size(1) == 4 and kept[1]:equal(kept[2]))
+end)
+t.test("a resnet's batch norms and pooling may be put out of use by Identity", function()
+  local net, x = tiny_resnet()
+  local block = net.layer2[1]
+  net.bn1, block.bn1, block.bn2, block.downsample[2], net.avgpool = nn.Identity(), nn.Identity(), nn.Identity(), nn.Identity(), nn.AvgPool2d(2)
+  local kept
+  block:register_forward_hook(function(_, input) kept = { input[1], input[1]:clone() } end)
+  local y = net(x)
+  for _ = 1, 20 do ddp.ones(1) end
+  t.ok(kept[1]:equal(kept[2]))
+  t.ok(y:equal(net(x)), "a second run gives the same")
+  t.eq(y:size(), { 2, 10 })
+end)
 t.test("clip_grad_norm_ scales to the norm and returns what it was", function()
   local a = ddp.ones(4, { requires_grad = true });
   (a * 3):sum():backward()

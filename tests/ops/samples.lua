@@ -122,6 +122,8 @@ S.conv2d = { samples = { { inputs = { { 2, 3, 5, 5 }, { 4, 3, 3, 3 }, { 4 } } },
   fail = { { inputs = { { 64, 1, 28, 28 }, { 32, 3, 3, 3 }, false }, text = "conv2d: w is [32,3,3,3], x [64,1,28,28] has 1 channel" },
     { inputs = { { 1, 1, 2, 2 }, { 1, 1, 3, 3 }, false }, text = "the window exceeds the padded x" },
     { inputs = { { 1, 1, 4, 4 }, { 1, 1, 3, 3 }, false }, args = { 0 }, text = "stride is 0" },
+    { inputs = { { 1, 1, 4, 4 }, { 1, 1, 5, 5 }, false }, args = { 1, 2 ^ 62 }, text = "padding is 4611686018427387904, at most 2147483647" },
+    { inputs = { { 1, 1, 4, 4 }, { 1, 1, 5, 5 }, false }, args = { 1, 2, 2 ^ 62 }, text = "dilation is 4611686018427387904, at most 2147483647" },
     { inputs = { { 1, 4, 4 }, { 1, 4, 3, 3 }, false }, text = "expected 4 dims" } } }
 S.conv2d_grad_input = { samples = { { inputs = { { 1, 4, 3, 3 }, { 4, 2, 3, 3 } }, args = { { 1, 2, 5, 5 } } }, { inputs = { { 1, 4, 2, 2 }, { 4, 1, 3, 3 } }, args = { { 1, 2, 4, 4 }, 2, 1, 1, 2 } },
   { inputs = { { 4, 32, 16, 16 }, { 32, 16, 3, 3 } }, args = { { 4, 16, 16, 16 }, 1, 1 }, no_grad = true },

@@ -30,6 +30,7 @@ local CASES = {
   case(2, 17, 31, 31, 33, 3, 2, 1), case(33, 15, 7, 7, 17, 3, 2), case(2, 8, 9, 9, 40, 3, { 2, 1 }, { 1, 0 }), case(3, 32, 8, 8, 32, 3, 3, 1),
   case(1, 3, 31, 31, 16, 7, 2, 3), case(2, 15, 7, 7, 33, 5, 1, 2), case(2, 33, 7, 7, 15, 5, 2, 1), case(2, 16, 7, 7, 16, { 1, 7 }, 1, { 0, 3 }),
   case(2, 16, 9, 9, 16, 3, 1, 2, { dilation = { 2, 2 } }), case(2, 17, 9, 9, 16, 3, 2, 2, { dilation = { 2, 2 } }),
+  case(1, 16, 5, 5, 16, 1, 1000000), case(2, 16, 5, 3, 16, { 2, 1 }, { 7, 4 }, { 1, 2 }), -- strides beyond the image
   depthwise(2, 17, 7, 7, 3, 1, 1), depthwise(1, 33, 31, 31, 5, 2, 2), depthwise(3, 64, 5, 5, 3, 2, 1),
 }
 local LARGE = { case(33, 16, 31, 31, 16, 3, 1, 1), case(33, 32, 15, 15, 64, 3, 2, 1) } -- several chunks and blocks
@@ -49,7 +50,7 @@ local NAMES = { "conv2d", "conv2d_grad_input", "conv2d_grad_weight" }
 -- ---- a digest, for other numbers of threads ---------------------------------------------------------------------------
 if arg[1] == "digest" then
   ddp.deterministic(true)
-  for _, v in ipairs { LARGE[1], LARGE[2], CASES[3], CASES[8], CASES[26] } do
+  for _, v in ipairs { LARGE[1], LARGE[2], CASES[3], CASES[8], CASES[#CASES - 1] } do
     for _, dtype in ipairs { "f32", "bf16" } do
       local i = inputs(v, dtype)
       for _, name in ipairs(NAMES) do

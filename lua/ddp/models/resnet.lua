@@ -9,14 +9,13 @@ local function conv3x3(i, o, stride) return nn.Conv2d(i, o, 3, { stride = stride
 local function conv1x1(i, o, stride) return nn.Conv2d(i, o, 1, { stride = stride, bias = false }) end
 
 -- relu(bn(conv(x)) + residual). What is made in between is dropped at once (the tape keeps what it needs), and with `drop`
--- x too, where no hook could have seen it.
+-- x too, each where no hook of the modules that see it could have kept it.
 local function conv_bn_relu(conv, bn, x, residual, drop)
   local y = conv(x)
   local z = layers.batch_norm_relu(bn, y, residual)
-  if layers.plain(conv, nn.Conv2d) then
-    free(y)
-    if drop then free(x) end
-  end
+  local unseen = layers.plain(conv, nn.Conv2d)
+  if unseen and layers.plain(bn, nn.BatchNorm2d) then free(y) end
+  if unseen and drop then free(x) end
   return z
 end
 
@@ -34,7 +33,7 @@ end
 local function shortcut(block, x) return block.downsample and block.downsample(x) or x end
 local function joined(block, short, z)
   local d = block.downsample
-  if d and layers.plain(d, nn.Sequential) and layers.plain(d[2], nn.BatchNorm2d) then free(short) end
+  if d and layers.plain(d, nn.Sequential) and layers.plain(d[#d], nn.BatchNorm2d) then free(short) end
   return z
 end
 function Basic:forward(x)
@@ -93,7 +92,7 @@ function ResNet:forward(x)
   for s = 1, self.stages do x = self["layer" .. s](x) end
   local pooled = self.avgpool(x)
   local flat = pooled:flatten(2)
-  free(pooled)
+  if layers.plain(self.avgpool, nn.AdaptiveAvgPool2d) then free(pooled) end
   return self.fc(flat)
 end
 

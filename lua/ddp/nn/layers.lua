@@ -122,9 +122,9 @@ function BatchNorm:forward(x)
   local training, mean, var = begin(self, x)
   return F.batch_norm(x, mean, var, self.weight, self.bias, training, self.momentum, self.eps)
 end
--- Does m do what its class says: no hook to be called, no forward of its own?
+-- Does m do what its class says, unseen: no hook to be called, no forward of its own, no check_nan that names modules?
 function M.plain(m, kind)
-  return m:is(kind) and m.forward == kind.forward and not rawget(m, "_hooks") and not rawget(m, "_pre_hooks")
+  return m:is(kind) and m.forward == kind.forward and not rawget(m, "_hooks") and not rawget(m, "_pre_hooks") and not module.traced()
 end
 
 -- relu(bn(x) + residual), as one op where nobody looks in between; residual may be nil.
@@ -136,14 +136,11 @@ function M.batch_norm_relu(bn, x, residual)
     free(rstd)
     return y
   end
-  local y = bn(x)
-  if residual ~= nil then
-    local sum = ops.add(y, residual)
-    free(y)
-    y = sum
-  end
-  local z = ops.relu(y)
-  free(y)
+  local y = bn(x) -- a hook may keep it
+  if residual == nil then return ops.relu(y) end
+  local sum = ops.add(y, residual)
+  local z = ops.relu(sum)
+  free(sum)
   return z
 end
 function BatchNorm:extra() return tostring(self.num_features) end

@@ -38,6 +38,7 @@ end
 -- With check_nan: trace(run, self, ...) runs a module and tells who it is.
 local trace
 function M.set_trace(fn) trace = fn end
+function M.traced() return trace ~= nil end
 
 local function run(self, ...)
   local pre, post = rawget(self, "_pre_hooks"), rawget(self, "_hooks")
