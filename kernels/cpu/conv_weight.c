@@ -1,7 +1,7 @@
 /* conv_weight.c -- the gradient of w for any window, stride, padding and dilation: dw[k][c][tap] is the sum over pixels of
- * y's gradient times the row of x under that tap. Images go in blocks. A block of x is laid out by BACK_ROWS channels
- * [C/8][image][H][W][8], one of g by panels [K/32][image][Ho][Wo][32], so that a register tile of 8 x CONV_NR weights
- * walks along rows of pixels with both operands side by side. Few channels: a pixel's rows of all taps are laid side by
+ * y's gradient times the row of x under that tap. Images go in blocks. A block of x is laid out by groups of channels
+ * [C/ROWS][image][H][W][ROWS], one of g by panels [K/CONV_NR][image][Ho][Wo][CONV_NR], so that a register tile of
+ * ROWS x CONV_NR weights walks along rows of pixels with both operands side by side. Few channels: a pixel's rows of all taps are laid side by
  * side first, and count as the channels of a 1x1 window.
  *
  * bf16: two images share a word (image n in the low half, n + 1 in the high one), so that AVX512_BF16 multiplies pairs of

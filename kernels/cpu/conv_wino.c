@@ -89,12 +89,13 @@ CPU_INLINE void line_weight_back(const cpu_vec *u, int64_t s, cpu_vec *o, int64_
 
 /* ---- tiles ------------------------------------------------------------------------------------------------------- */
 
+/* From one point of u to the next: off the powers of two, at which 36 lines would share one set of a cache. */
+static int64_t point_step(const wino *v) { return v->C * CONV_NR + CONV_NR; }
+
 /* Where tile t of a plane begins: image, and its first row and column (of the written image). */
 typedef struct place {
     int64_t n, h, w;
 } place;
-/* From one point of u to the next: off the powers of two, at which 36 lines would share one set of a cache. */
-static int64_t point_step(const wino *v) { return v->C * CONV_NR + CONV_NR; }
 
 static place place_of(const wino *v, int64_t t) {
     return (place){t / (v->th * v->tw), t / v->tw % v->th * TILE, t % v->tw * TILE};
@@ -323,7 +324,12 @@ static int64_t chunk_of(int64_t tiles, int64_t C, int threads) {
 
 /* ---- gradient of w --------------------------------------------------------------------------------------------------- */
 
-enum { BACK_MR = 8 };
+/* Rows of a register tile of dU. */
+#if defined(__AVX512F__)
+enum { BACK_ROWS = 8 };
+#else
+enum { BACK_ROWS = 4 };
+#endif
 
 /* dU[C][K'] += V[T][C] Z[T][K'] at each point, K' channels of g from k0 on. */
 typedef struct wino_back {
@@ -388,7 +394,7 @@ static void back_transforms(const void *ctx, int64_t lo, int64_t hi) {
 /* u[rows][v vectors] (+)= v[T][rows]^T z[T][v vectors]. */
 CPU_INLINE void back_product(int rows, int vecs, const float *v, int64_t vs, const float *z, int64_t zs, int64_t T,
                              float *u, int64_t us, bool begin) {
-    cpu_vec acc[BACK_MR][2];
+    cpu_vec acc[BACK_ROWS][2];
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < vecs; j++) acc[i][j] = begin ? (cpu_vec){0} : *(const cpu_vec *)(u + i * us + j * CPU_W);
@@ -403,12 +409,6 @@ CPU_INLINE void back_product(int rows, int vecs, const float *v, int64_t vs, con
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < vecs; j++) *(cpu_vec *)(u + i * us + j * CPU_W) = acc[i][j];
 }
-
-#if defined(__AVX512F__)
-enum { BACK_ROWS = 8 };
-#else
-enum { BACK_ROWS = 4 };
-#endif
 
 /* Points [lo, hi). Cp and kp are whole vectors, so rows go in BACK_ROWS and columns in one or two vectors; tiles in blocks
  * whose panel of Z stays in L1. */
