@@ -77,7 +77,7 @@ check "L2 a rank that exits 0 while another waits in rendezvous is named" fails 
 # ---- L4 ----
 # signalled SIGNAL TIMES SCRIPT ARGS...: starts a job in the background, signals it when both ranks are up
 signalled() {
-    local sig=$1 times=$2 t; shift 2
+    local sig=$1 times=$2 t; shift 2; : >out
     "$RUN" -n 2 "$@" >out 2>err </dev/null & local pid=$!
     for _ in $(seq 50); do [ "$(grep -c ready out)" = 2 ] && break; sleep 0.1; done
     t=${EPOCHREALTIME/./}
