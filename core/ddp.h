@@ -411,7 +411,7 @@ DDP_API int ddp_autocast_dtype(void);
 /* How exact f32 matrix products and convolutions are.
  *   EXACT    each product in f32, as defined
  *   HIGHEST  (the default) Winograd's fast convolutions too, still in f32: errors of at most 1e-5 of the largest result,
- *            measured up to 4e-6 (EXACT: 2e-6), and an Inf or NaN spreads over its tile of 4x4 results
+ *            measured up to 4e-6 (EXACT: 3e-6), and an Inf or NaN spreads over its tile of 4x4 results
  *   HIGH     two bf16 parts for each f32 (16 bits of mantissa) where the processor gains by it; elsewhere as HIGHEST
  * bf16 and f16 tensors are not affected. DDP_EINVAL for another level. Any thread; holds for the process. */
 enum { DDP_F32_EXACT, DDP_F32_HIGHEST, DDP_F32_HIGH };

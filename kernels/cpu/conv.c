@@ -56,6 +56,14 @@ const char *conv_reject_common(const conv_shape *s) {
     return NULL;
 }
 
+const char *conv_reject_wide(const conv_shape *s) {
+#if !defined(__AVX2__)
+    return "needs AVX2";
+#endif
+    const char *why = conv_reject_common(s);
+    return why ? why : s->groups != 1 ? "groups" : NULL;
+}
+
 #define KERNEL(op, way, reject, run) \
     { #op "." #way "." CPU_TEXT(DDP_CPU_ISA), reject, run }
 #define NO_MORE \
@@ -71,4 +79,4 @@ const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {
     KERNEL(conv2d_grad_input, direct, conv_direct_reject, conv_direct_run), NO_MORE};
 const ddp_kernel CPU_LOCAL(conv2d_grad_weight)[] = {
     DEPTHWISE(conv2d_grad_weight), KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
-    KERNEL(conv2d_grad_weight, direct, conv_weight_reject, conv_weight_run), NO_MORE};
+    KERNEL(conv2d_grad_weight, direct, conv_direct_reject, conv_weight_run), NO_MORE};

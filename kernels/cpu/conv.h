@@ -38,6 +38,10 @@ static inline int64_t conv_work(const conv_shape *s) { return s->y->numel * (s->
 #define conv_reject_common CPU_LOCAL(conv_reject_common)
 DDP_LOCAL const char *conv_reject_common(const conv_shape *s);
 
+/* The same, and what Winograd and gathered rows need besides: AVX2, one group. */
+#define conv_reject_wide CPU_LOCAL(conv_reject_wide)
+DDP_LOCAL const char *conv_reject_wide(const conv_shape *s);
+
 /* ---- kernels: when each refuses, and what it computes (see conv.c for their order) ---- */
 #define conv_wino_reject CPU_LOCAL(conv_wino_reject)
 DDP_LOCAL const char *conv_wino_reject(const ddp_call *c);
@@ -57,9 +61,7 @@ DDP_LOCAL int conv_direct_run(const ddp_call *c);
 DDP_LOCAL const char *conv_amx_reject(const ddp_call *c);
 #define conv_amx_run CPU_LOCAL(conv_amx_run) /* forward and gradient of x */
 DDP_LOCAL int conv_amx_run(const ddp_call *c);
-#define conv_weight_reject CPU_LOCAL(conv_weight_reject)
-DDP_LOCAL const char *conv_weight_reject(const ddp_call *c);
-#define conv_weight_run CPU_LOCAL(conv_weight_run) /* gradient of w */
+#define conv_weight_run CPU_LOCAL(conv_weight_run) /* gradient of w; refuses what conv_direct_reject does */
 DDP_LOCAL int conv_weight_run(const ddp_call *c);
 
 /* ---- vectors of channels ---------------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* conv_direct.c -- convolutions of any window, stride, padding and dilation as products over gathered rows: forward and the
  * gradient of x. For each pixel of the result and each tap there is a pointer to the row of channels that is read, or to
- * zeros; the products are tiles.h's. Nothing is copied, but where channels are few (or
- * odd, in bf16): there a pixel's rows of all taps are laid side by side first.
+ * zeros; the products are tiles.h's. Nothing is copied, but where channels are few (or odd, in bf16), and for AMX: there a
+ * pixel's rows of all taps are laid side by side first.
  *
  * The gradient of x reads g where h + padding - r * dilation is a multiple of the stride: pixels go by their remainder
  * modulo the stride (a class), each with the taps that reach it, so that no product with an inserted zero is made.
@@ -235,14 +235,9 @@ static void pack_panels(const void *ctx, int64_t lo, int64_t hi) {
 
 const char *conv_direct_reject(const ddp_call *c) {
     conv_shape s = conv_shape_of(c);
-    const char *why = conv_reject_common(&s);
+    const char *why = conv_reject_wide(&s);
     if (why) return why;
-#if !defined(__AVX2__)
-    return "needs AVX2";
-#endif
-    if (s.groups != 1) return "groups";
-    if (s.R * s.S > TILES_TAPS) return "a window of more than 128 taps";
-    return NULL;
+    return s.R * s.S > TILES_TAPS ? "a window of more than 128 taps" : NULL;
 }
 
 static direct direct_of(const conv_shape *s, bool amx) {

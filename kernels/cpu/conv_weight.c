@@ -1,8 +1,8 @@
 /* conv_weight.c -- the gradient of w for any window, stride, padding and dilation: dw[k][c][tap] is the sum over pixels of
  * y's gradient times the row of x under that tap. Images go in blocks. A block of x is laid out by groups of channels
  * [C/ROWS][image][H][W][ROWS], one of g by panels [K/CONV_NR][image][Ho][Wo][CONV_NR], so that a register tile of
- * ROWS x CONV_NR weights walks along rows of pixels with both operands side by side. Few channels: a pixel's rows of all taps are laid side by
- * side first, and count as the channels of a 1x1 window.
+ * ROWS x CONV_NR weights walks along rows of pixels with both operands side by side. Few channels: a pixel's rows of all
+ * taps are laid side by side first, and count as the channels of a 1x1 window.
  *
  * bf16: two images share a word (image n in the low half, n + 1 in the high one), so that AVX512_BF16 multiplies pairs of
  * pixels whatever the shift of the tap; without it, and in f16, both are widened. Sums are f32. */
@@ -56,7 +56,7 @@ static const char *image_of(const grad *q, const ddp_tensor *t, int64_t size, in
 /* Row h of image i of x. */
 static void lay_x_row(const grad *q, int64_t i, int64_t h) {
     const char *second, *p = image_of(q, q->s.x, q->s.H * q->s.W * q->s.C, i, &second);
-    int64_t pixel = q->C * (ddp__dtype_bytes[q->s.dt]), group_bytes = ROWS * (ddp__dtype_bytes[q->s.dt]);
+    int64_t pixel = q->C * ddp__dtype_bytes[q->s.dt], group_bytes = ROWS * ddp__dtype_bytes[q->s.dt];
     int64_t sh = h * q->step[0] - q->shift[0];
     uint32_t *to = q->x + (i * q->H + h) * q->W * ROWS;
     for (int64_t w = 0; w < q->W; w++, to += ROWS) {
@@ -80,7 +80,7 @@ static void lay_patch_row(const grad *q, int64_t i, int64_t h) {
     int64_t bytes = ddp__dtype_bytes[s->dt];
     uint32_t *to = q->x + (i * q->H + h) * q->W * ROWS;
     for (int64_t w = 0; w < q->W; w++, to += ROWS) {
-        uint32_t line[FEW_CHANNELS * 128 + ROWS];
+        uint32_t line[FEW_CHANNELS * TILES_TAPS + ROWS];
         memset(line, 0, (size_t)(q->groups * ROWS) * 4);
         for (int64_t r = 0; r < s->R; r++) {
             int64_t sh = h * s->stride[0] - s->padding[0] + r * s->dilation[0];
@@ -267,18 +267,6 @@ static void finish(const void *ctx, int64_t lo, int64_t hi) {
             for (int64_t c = 0; c < C; c++)
                 put_rows(q, k, lanes, c * taps, sum + c * CONV_NR, tap_step * CONV_NR, taps);
     }
-}
-
-const char *conv_weight_reject(const ddp_call *c) {
-    conv_shape s = conv_shape_of(c);
-    const char *why = conv_reject_common(&s);
-    if (why) return why;
-#if !defined(__AVX2__)
-    return "needs AVX2";
-#endif
-    if (s.groups != 1) return "groups";
-    if (s.R * s.S > 128) return "a window of more than 128 taps";
-    return NULL;
 }
 
 static grad grad_of(const ddp_call *c) {

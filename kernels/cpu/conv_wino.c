@@ -376,10 +376,9 @@ static void transform_back(const wino_back *b, int64_t t, float *to) {
     place at = place_of(&b->x, t);
     int64_t bytes = ddp__dtype_bytes[g->dt], k = 0;
     pixels(g->in + at.n * g->H * g->W * g->C * bytes, g->H, g->W, g->C * bytes, at.h, at.w, 4, g->zeros, p);
-    const char *const *from = p;
-    if (g->dt == DDP_F32) k = tiles_back(b, from, DDP_F32, to);
-    else if (g->dt == DDP_BF16) k = tiles_back(b, from, DDP_BF16, to);
-    else k = tiles_back(b, from, DDP_F16, to);
+    if (g->dt == DDP_F32) k = tiles_back(b, p, DDP_F32, to);
+    else if (g->dt == DDP_BF16) k = tiles_back(b, p, DDP_BF16, to);
+    else k = tiles_back(b, p, DDP_F16, to);
     if (k < b->kn) tile_back(p, (b->k0 + k) * bytes, 0, g->dt, b->kn - k, to + k, b->zs);
 }
 
@@ -463,13 +462,10 @@ static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
 
 const char *conv_wino_reject(const ddp_call *c) {
     conv_shape s = conv_shape_of(c);
-    const char *why = conv_reject_common(&s);
+    const char *why = conv_reject_wide(&s);
     if (why) return why;
-#if !defined(__AVX2__)
-    return "needs AVX2";
-#endif
     if (s.dt == DDP_F32 && ddp_float32_matmul_precision() == DDP_F32_EXACT) return "f32 precision is exact";
-    if (s.R != 3 || s.S != 3 || s.groups != 1) return "not a 3x3 window of one group";
+    if (s.R != 3 || s.S != 3) return "not a 3x3 window";
     for (int i = 0; i < 2; i++)
         if (s.stride[i] != 1 || s.dilation[i] != 1 || s.padding[i] > 2) return "stride, dilation or padding";
     if (s.C < 16 || s.K < 16) return "too few channels to gain by it";
