@@ -25,8 +25,8 @@ t.test("golden: the toy's step equals PyTorch's", function()
 end)
 
 -- ResNet-18's last batch norms see 8 values a channel: dividing by the deviation of so few multiplies the rounding of
--- what lies above (measured 2.3e-5 with Winograd convolutions, 1.4e-5 in exact precision).
-local LIMIT = { exact = { resnet20 = 1e-5, resnet18 = 5e-5 }, highest = { resnet20 = 2e-5, resnet18 = 1e-4 } }
+-- what lies above (measured 2.7e-5 with Winograd convolutions, 1.1e-5 in exact precision).
+local LIMIT = { exact = { resnet20 = 1e-5, resnet18 = 2e-5 }, highest = { resnet20 = 1e-5, resnet18 = 5e-5 } }
 local function resnet_step(name, precision)
   t.test(("golden: %s's step equals PyTorch's, %s precision"):format(name, precision), function()
     ddp.set_float32_matmul_precision(precision)
