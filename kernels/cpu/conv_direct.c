@@ -85,6 +85,10 @@ static void look_up(const direct *d, const class_of_pixels *k, int64_t first, in
     int64_t image = first / (k->rows * k->cols), y = first / k->cols % k->rows, x = first % k->cols;
     b->rows.n = n;
     find_taps(d, k, b);
+    int64_t pixels = k->rows * k->cols, source = d->h.in * d->w.in * row_in; /* of an image */
+    int64_t from = (first + n) * source / pixels, to = (first + 2 * n) * source / pixels, end = d->N * source;
+    b->rows.next = d->in + from;
+    b->rows.next_bytes = (to < end ? to : end) - (from < end ? from : end);
     for (int64_t i = 0; i < n; i++) {
         int64_t h = k->kh + y * d->h.classes, w = k->kw + x * d->w.classes;
         const char *plane = d->in + image * d->h.in * d->w.in * row_in;

@@ -4,6 +4,8 @@
  * ROWS x CONV_NR weights walks along rows of pixels with both operands side by side. Few channels: a pixel's rows of all
  * taps are laid side by side first, and count as the channels of a 1x1 window.
  *
+ * f32 of whole groups and panels is read where it lies instead, from L2: the next block is fetched there meanwhile.
+ *
  * bf16: two images share a word (image n in the low half, n + 1 in the high one), so that AVX512_BF16 multiplies pairs of
  * pixels whatever the shift of the tap; without it, and in f16, both are widened. Sums are f32. */
 #if defined(__GNUC__) && !defined(__clang__)
@@ -22,14 +24,15 @@ typedef struct grad {
     conv_shape s;
     int64_t H, W, C, R, S, stride[2], padding[2], dilation[2]; /* as the products see them: of patches, 1x1 */
     int64_t step[2], shift[2]; /* row h laid out is row h * step - shift of x: 1x1 windows skip what they do not see */
-    bool patches, pairs;
-    int64_t groups, panels; /* of ROWS channels, of CONV_NR */
-    int64_t images;         /* words a block: images, or pairs of them */
-    int64_t plane;          /* words from one group of x to the next: a line more than it holds, against conflicts */
-    int64_t first, n;       /* this block */
-    uint32_t *x;            /* [groups][images][H][W][ROWS] */
-    uint32_t *g;            /* [panels][images][Ho][Wo][CONV_NR] */
-    float *sum;             /* [panels][taps][groups * ROWS][CONV_NR] */
+    bool patches, pairs, in_place; /* in_place: x and g are read where they lie */
+    int64_t groups, panels;        /* of ROWS channels, of CONV_NR */
+    int64_t images;                /* words a block: images, or pairs of them */
+    int64_t first, n;              /* this block */
+    uint32_t *x;                   /* [groups][images][H][W][ROWS], or [images][H][W][C] in place */
+    uint32_t *g;                   /* [panels][images][Ho][Wo][CONV_NR], or [images][Ho][Wo][K] */
+    int64_t x_group, x_pixel;      /* words from one group to the next, and from one pixel */
+    int64_t g_panel, g_pixel;      /* likewise panels */
+    float *sum;                    /* [panels][taps][groups * ROWS][CONV_NR] */
 } grad;
 
 /* ---- laying out ------------------------------------------------------------------------------------------------------ */
@@ -62,14 +65,14 @@ static void lay_x_row(const grad *q, int64_t i, int64_t h) {
     for (int64_t w = 0; w < q->W; w++, to += ROWS) {
         int64_t sw = w * q->step[1] - q->shift[1], group = 0, at = (sh * q->s.W + sw) * pixel;
         if (sh < 0 || sh >= q->s.H || sw < 0 || sw >= q->s.W) {
-            for (; group < q->groups; group++) memset(to + group * q->plane, 0, ROWS * 4);
+            for (; group < q->groups; group++) memset(to + group * q->x_group, 0, ROWS * 4);
             continue;
         }
         for (; (group + 1) * ROWS <= q->C; group++, at += group_bytes)
-            put(q, p + at, second ? second + at : NULL, ROWS, to + group * q->plane);
+            put(q, p + at, second ? second + at : NULL, ROWS, to + group * q->x_group);
         if (group == q->groups) continue;
-        memset(to + group * q->plane, 0, ROWS * 4);
-        put(q, p + at, second ? second + at : NULL, q->C - group * ROWS, to + group * q->plane);
+        memset(to + group * q->x_group, 0, ROWS * 4);
+        put(q, p + at, second ? second + at : NULL, q->C - group * ROWS, to + group * q->x_group);
     }
 }
 
@@ -92,7 +95,7 @@ static void lay_patch_row(const grad *q, int64_t i, int64_t h) {
                 put(q, p + at, second ? second + at : NULL, s->C, line + (r * s->S + t) * s->C);
             }
         }
-        for (int64_t k = 0; k < q->groups; k++) memcpy(to + k * q->plane, line + k * ROWS, ROWS * 4);
+        for (int64_t k = 0; k < q->groups; k++) memcpy(to + k * q->x_group, line + k * ROWS, ROWS * 4);
     }
 }
 
@@ -105,23 +108,23 @@ static void lay_x(const void *ctx, int64_t lo, int64_t hi) {
     }
 }
 
-/* Panels [lo, hi) of g. */
+/* Rows [lo, hi) of all images of the block: pixel by pixel, as they lie in memory. */
 static void lay_g(const void *ctx, int64_t lo, int64_t hi) {
     const grad *q = ctx;
-    int64_t pixels = q->s.Ho * q->s.Wo, K = q->s.K, bytes = ddp__dtype_bytes[q->s.dt];
-    for (int64_t panel = lo; panel < hi; panel++)
-        for (int64_t i = 0; i < q->n; i++) {
-            const char *second, *p = image_of(q, q->s.y, pixels * K, i, &second);
-            uint32_t *to = q->g + (panel * q->images + i) * pixels * CONV_NR;
-            int64_t n = K - panel * CONV_NR < CONV_NR ? K - panel * CONV_NR : CONV_NR, at = panel * CONV_NR * bytes;
-            for (int64_t w = 0; w < pixels; w++, at += K * bytes, to += CONV_NR) {
-                if (n == CONV_NR) put(q, p + at, second ? second + at : NULL, CONV_NR, to);
-                else {
-                    memset(to, 0, CONV_NR * 4);
-                    put(q, p + at, second ? second + at : NULL, n, to);
-                }
-            }
+    int64_t K = q->s.K, bytes = ddp__dtype_bytes[q->s.dt], whole = K / CONV_NR;
+    for (int64_t row = lo; row < hi; row++) {
+        int64_t i = row / q->s.Ho, h = row % q->s.Ho;
+        const char *second, *p = image_of(q, q->s.y, q->s.Ho * q->s.Wo * K, i, &second);
+        for (int64_t w = h * q->s.Wo; w < (h + 1) * q->s.Wo; w++) {
+            uint32_t *to = q->g + (i * q->s.Ho * q->s.Wo + w) * CONV_NR;
+            int64_t at = w * K * bytes;
+            for (int64_t k = 0; k < whole; k++, at += CONV_NR * bytes, to += q->g_panel)
+                put(q, p + at, second ? second + at : NULL, CONV_NR, to);
+            if (whole == q->panels) continue;
+            memset(to, 0, CONV_NR * 4);
+            put(q, p + at, second ? second + at : NULL, K % CONV_NR, to);
         }
+    }
 }
 
 /* ---- products ---------------------------------------------------------------------------------------------------------- */
@@ -146,7 +149,7 @@ static reach reach_of(const grad *q, int64_t r, int64_t t) {
 typedef struct walk {
     const uint32_t *x, *g;
     int64_t images, rows, cols;
-    int64_t x_image, x_row, x_col, g_image, g_row;
+    int64_t x_image, x_row, x_col, g_image, g_row, g_col;
 } walk;
 
 static walk walk_of(const grad *q, int64_t panel, int64_t group, int64_t tap) {
@@ -157,14 +160,15 @@ static walk walk_of(const grad *q, int64_t panel, int64_t group, int64_t tap) {
     walk k = {.images = q->n,
               .rows = e.h1 - e.h0,
               .cols = e.w1 - e.w0,
-              .x_image = q->H * q->W * ROWS,
-              .x_row = q->stride[0] * q->W * ROWS,
-              .x_col = q->stride[1] * ROWS,
-              .g_image = q->s.Ho * q->s.Wo * CONV_NR,
-              .g_row = q->s.Wo * CONV_NR};
+              .x_image = q->H * q->W * q->x_pixel,
+              .x_row = q->stride[0] * q->W * q->x_pixel,
+              .x_col = q->stride[1] * q->x_pixel,
+              .g_image = q->s.Ho * q->s.Wo * q->g_pixel,
+              .g_row = q->s.Wo * q->g_pixel,
+              .g_col = q->g_pixel};
     if (k.rows <= 0 || k.cols <= 0) return (walk){0};
-    k.x = q->x + group * q->plane + (h * q->W + w) * ROWS;
-    k.g = q->g + (panel * q->images * q->s.Ho + e.h0) * q->s.Wo * CONV_NR + e.w0 * CONV_NR;
+    k.x = q->x + group * q->x_group + (h * q->W + w) * q->x_pixel;
+    k.g = q->g + panel * q->g_panel + (e.h0 * q->s.Wo + e.w0) * q->g_pixel;
     return k;
 }
 
@@ -178,7 +182,7 @@ static void accumulate(const walk *k, float *sum) {
         for (int64_t h = 0; h < k->rows; h++) {
             const float *x = (const float *)(const void *)(k->x + n * k->x_image + h * k->x_row);
             const float *g = (const float *)(const void *)(k->g + n * k->g_image + h * k->g_row);
-            for (int64_t w = 0; w < k->cols; w++, x += k->x_col, g += CONV_NR) {
+            for (int64_t w = 0; w < k->cols; w++, x += k->x_col, g += k->g_col) {
                 cpu_vec a = *(const cpu_vec *)g, b = *(const cpu_vec *)(g + CPU_W);
 #pragma GCC unroll 8
                 for (int i = 0; i < ROWS; i++) {
@@ -203,7 +207,7 @@ __attribute__((target("avx512bf16"))) static void accumulate_pairs(const walk *k
     for (int64_t n = 0; n < k->images; n++)
         for (int64_t h = 0; h < k->rows; h++) {
             const uint32_t *x = k->x + n * k->x_image + h * k->x_row, *g = k->g + n * k->g_image + h * k->g_row;
-            for (int64_t w = 0; w < k->cols; w++, x += k->x_col, g += CONV_NR) {
+            for (int64_t w = 0; w < k->cols; w++, x += k->x_col, g += k->g_col) {
                 __m512bh a = (__m512bh)_mm512_loadu_si512(g), b = (__m512bh)_mm512_loadu_si512(g + CPU_W);
 #pragma GCC unroll 8
                 for (int i = 0; i < ROWS; i++) {
@@ -221,13 +225,24 @@ __attribute__((target("avx512bf16"))) static void accumulate_pairs(const walk *k
 static void accumulate_pairs(const walk *k, float *sum) { (void)k, (void)sum; }
 #endif
 
+/* Part i of n of the block after this one: q->images images of `image` words from p on, of which `left` are there. */
+static void fetch_part(const uint32_t *p, int64_t image, int64_t images, int64_t left, int64_t i, int64_t n) {
+    int64_t words = (left < images ? left : images) * image;
+    for (int64_t w = words * i / n & ~15; w < words * (i + 1) / n; w += 16) __builtin_prefetch(p + w, 0, 2);
+}
+
 /* Items [lo, hi): panel by panel, tap by tap. */
 static void products(const void *ctx, int64_t lo, int64_t hi) {
     const grad *q = ctx;
-    int64_t taps = q->R * q->S;
+    int64_t taps = q->R * q->S, parts = q->panels * taps * q->groups, left = q->s.N - q->first - q->n;
+    int64_t x = q->H * q->W * q->x_pixel, g = q->s.Ho * q->s.Wo * q->g_pixel;
     for (int64_t i = lo; i < hi; i++)
         for (int64_t group = 0; group < q->groups; group++) {
             walk k = walk_of(q, i / taps, group, i % taps);
+            if (q->in_place && left > 0) {
+                fetch_part(q->x + q->n * x, x, q->images, left, i * q->groups + group, parts);
+                fetch_part(q->g + q->n * g, g, q->images, left, i * q->groups + group, parts);
+            }
             float *sum = q->sum + (i * q->groups + group) * ROWS * CONV_NR;
             if (q->pairs) accumulate_pairs(&k, sum);
             else accumulate(&k, sum);
@@ -269,19 +284,34 @@ static void finish(const void *ctx, int64_t lo, int64_t hi) {
     }
 }
 
+/* A 1x1 window that sees every pixel does not care where an image ends: bands of rows stay nearer. */
+static void cut_into_bands(conv_shape *s) {
+    enum { PIXELS = 256 };
+    for (int i = 0; i < 2; i++)
+        if (s->stride[i] != 1 || s->padding[i] != 0) return;
+    int64_t rows = s->H;
+    while (rows * s->W > PIXELS && rows % 2 == 0) rows /= 2;
+    s->N *= s->H / rows;
+    s->H = s->Ho = rows;
+}
+
 static grad grad_of(const ddp_call *c) {
     conv_shape s = conv_shape_of(c);
+    if (s.R == 1 && s.S == 1) cut_into_bands(&s);
     grad q = {.s = s, .H = s.H, .W = s.W, .C = s.C, .R = s.R, .S = s.S};
     bool one = s.R == 1 && s.S == 1;
     q.patches = s.C < FEW_CHANNELS && !one;
+    int64_t most = s.C > s.K ? s.C : s.K; /* pixels further apart share the sets of a cache */
+    q.in_place = s.dt == DDP_F32 && s.C % ROWS == 0 && s.K % CONV_NR == 0 && most <= (one ? 512 : 128);
+    bool gathered = q.patches || (one && !q.in_place); /* what is laid out is what the products see */
     for (int i = 0; i < 2; i++) {
         q.step[i] = one ? s.stride[i] : 1;
         q.shift[i] = one ? s.padding[i] : 0;
-        q.stride[i] = one || q.patches ? 1 : s.stride[i];
-        q.padding[i] = one || q.patches ? 0 : s.padding[i];
-        q.dilation[i] = one || q.patches ? 1 : s.dilation[i];
+        q.stride[i] = gathered ? 1 : s.stride[i];
+        q.padding[i] = gathered ? 0 : s.padding[i];
+        q.dilation[i] = gathered ? 1 : s.dilation[i];
     }
-    if (one || q.patches) {
+    if (gathered) {
         q.H = s.Ho;
         q.W = s.Wo;
         q.C = s.C * s.R * s.S;
@@ -290,34 +320,49 @@ static grad grad_of(const ddp_call *c) {
     q.pairs = s.dt == DDP_BF16 && cpu_has_pairs();
     q.groups = (q.C + ROWS - 1) / ROWS;
     q.panels = (s.K + CONV_NR - 1) / CONV_NR;
+    q.x_pixel = q.in_place ? s.C : ROWS;
+    q.g_pixel = q.in_place ? s.K : CONV_NR;
     return q;
 }
 
+/* The block that begins at q->first: laid out, or found. */
+static void find_block(grad *q, int64_t x, int64_t g) {
+    if (q->in_place) {
+        q->x = (uint32_t *)(void *)ddp__ptr(q->s.x) + q->first * x;
+        q->g = (uint32_t *)(void *)ddp__ptr(q->s.y) + q->first * g;
+        return;
+    }
+    cpu_share(q->n * q->H, q->n * (x + g), lay_x, q);
+    cpu_share(q->n * q->s.Ho, q->n * (x + g), lay_g, q);
+}
+
 int conv_weight_run(const ddp_call *c) {
-    enum { NEAR = 1 << 20 };
+    enum { NEAR = 1 << 20, NEAR_IN_PLACE = 384 << 10 }; /* in place, the next block is in L2 too */
     grad q = grad_of(c);
     int64_t words = q.pairs ? (q.s.N + 1) / 2 : q.s.N;
     int64_t x = q.groups * q.H * q.W * ROWS, g = q.panels * q.s.Ho * q.s.Wo * CONV_NR;
-    q.images = NEAR / ((x + g) * 4);
+    q.images = (q.in_place ? NEAR_IN_PLACE : NEAR) / ((x + g) * 4);
     if (q.images < 1) q.images = 1;
-    if (q.images * q.s.Ho * q.s.Wo < 256) q.images = 256 / (q.s.Ho * q.s.Wo) + 1;
+    int64_t pixels = q.s.Ho * q.s.Wo; /* 256 of them: a panel of g fills half of L1 */
+    if (q.images * pixels < 256) q.images = (256 + pixels - 1) / pixels;
     if (q.images > words) q.images = words;
-    q.plane = q.images * q.H * q.W * ROWS + 16;
+    /* A line more than the group holds, against conflicts. */
+    q.x_group = q.in_place ? ROWS : q.images * q.H * q.W * ROWS + 16;
+    q.g_panel = q.in_place ? CONV_NR : q.images * q.s.Ho * q.s.Wo * CONV_NR;
     int64_t sums = q.panels * q.R * q.S * q.groups * ROWS * CONV_NR;
-    size_t bytes = (size_t)(q.groups * q.plane + q.images * g + sums) * 4;
-    q.x = ddp__scratch_take(bytes);
-    if (!q.x) return ddp__pending();
-    q.g = q.x + q.groups * q.plane;
-    q.sum = (float *)(void *)(q.g + q.images * g);
+    int64_t laid = q.in_place ? 0 : q.groups * q.x_group + q.images * g;
+    size_t bytes = (size_t)(sums + laid) * 4;
+    q.sum = ddp__scratch_take(bytes);
+    if (!q.sum) return ddp__pending();
+    q.x = (uint32_t *)(void *)(q.sum + sums);
+    q.g = q.x + q.groups * q.x_group;
     memset(q.sum, 0, (size_t)sums * 4);
     for (q.first = 0; q.first < words; q.first += q.images) {
         q.n = words - q.first < q.images ? words - q.first : q.images;
-        int64_t work = q.n * (x + g);
-        cpu_share(q.n * q.H, work, lay_x, &q);
-        cpu_share(q.panels, work, lay_g, &q);
+        find_block(&q, x, g);
         cpu_share(q.panels * q.R * q.S, conv_work(&q.s), products, &q);
     }
     cpu_share(q.panels, sums, finish, &q);
-    ddp__scratch_give(q.x, bytes);
+    ddp__scratch_give(q.sum, bytes);
     return 0;
 }

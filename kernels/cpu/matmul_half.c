@@ -76,6 +76,7 @@ static void run_blocks(const void *ctx, int64_t lo, int64_t hi) {
     r->n_taps = 1;
     r->tap[0] = 0;
     r->width = h->p.depth;
+    r->next_bytes = 0;
     r->row_step = h->as_they_lie ? g->am * 2 : row_bytes;
     for (int64_t i = lo; i < hi; i++) {
         int64_t first = i * TILES_ROWS;

@@ -47,9 +47,23 @@ CPU_INLINE void tile(const tile_panels *p, const tile_rows *b, int rows, int64_t
     finish(p, rows, b->to + i0, k, acc);
 }
 
+/* The lines that the tile at row i and column k will write, and its share of `next`. */
+CPU_INLINE void fetch_lines(const tile_panels *p, const tile_rows *b, int64_t i, int64_t k) {
+    for (int64_t r = i; r < i + CONV_MR; r++)
+        for (int64_t j = 0; j < CONV_NR * ddp__dtype_bytes[p->dt]; j += 64)
+            __builtin_prefetch(b->to[r] + k * ddp__dtype_bytes[p->dt] + j, 1);
+    int64_t tiles = b->n / CONV_MR, panels = (p->columns + CONV_NR - 1) / CONV_NR;
+    int64_t part = k / CONV_NR * tiles + i / CONV_MR, lines = b->next_bytes / 64, parts = tiles * panels;
+    for (int64_t l = lines * part / parts; l < lines * (part + 1) / parts; l++)
+        __builtin_prefetch(b->next + l * 64, 0, 2);
+}
+
 static void tiles(const tile_panels *p, const tile_rows *b, int64_t k, const float *u) {
     int64_t i = 0;
-    for (; i + CONV_MR <= b->n; i += CONV_MR) tile(p, b, CONV_MR, i, k, u);
+    for (; i + CONV_MR <= b->n; i += CONV_MR) {
+        fetch_lines(p, b, i, k);
+        tile(p, b, CONV_MR, i, k, u);
+    }
     for (; i + 4 <= b->n; i += 4) tile(p, b, 4, i, k, u);
     for (; i < b->n; i++) tile(p, b, 1, i, k, u);
 }
@@ -87,7 +101,10 @@ WITH_BF16 CPU_INLINE void pair_tile(const tile_panels *p, const tile_rows *b, in
 
 WITH_BF16 static void pair_tiles(const tile_panels *p, const tile_rows *b, int64_t k, const uint32_t *u) {
     int64_t i = 0;
-    for (; i + CONV_MR <= b->n; i += CONV_MR) pair_tile(p, b, CONV_MR, i, k, u);
+    for (; i + CONV_MR <= b->n; i += CONV_MR) {
+        fetch_lines(p, b, i, k);
+        pair_tile(p, b, CONV_MR, i, k, u);
+    }
     for (; i + 4 <= b->n; i += 4) pair_tile(p, b, 4, i, k, u);
     for (; i < b->n; i++) pair_tile(p, b, 1, i, k, u);
 }

@@ -15,6 +15,8 @@ typedef struct tile_rows {
     const char *row[TILES_TAPS][TILES_ROWS];
     int64_t tap[TILES_TAPS]; /* which of the panel's taps */
     int64_t row_step;        /* with amx: bytes from row[0][i] to row[0][i + 1] */
+    const char *next;        /* what the next rows read, fetched into L2 meanwhile: next_bytes from here */
+    int64_t next_bytes;
 } tile_rows;
 
 /* What they are multiplied with.
