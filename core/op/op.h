@@ -11,7 +11,7 @@
 typedef struct ddp_op_def ddp_op_def;
 typedef struct ddp_op_rules ddp_op_rules;
 
-enum { DDP_MAX_OUT = 3 };
+enum { DDP_MAX_OUT = 4 };
 
 /* A list of ints as an attribute: dims, a shape. n < 0: not given. */
 typedef struct ddp_ints {

@@ -2,7 +2,8 @@
 #include "ops.h"
 
 static bool is_grad(const ddp_call *c) {
-    return c->op->id == DDP_OP_batch_norm_grad || c->op->id == DDP_OP_batch_norm_act_grad;
+    return c->op->id == DDP_OP_batch_norm_grad || c->op->id == DDP_OP_batch_norm_act_grad ||
+           c->op->id == DDP_OP_batch_norm_add_act_grad;
 }
 
 /* in[i] is [channels], of the statistics' dtype (f32 where x is f16 or bf16) or, where `own` is set, of x's. */
@@ -104,6 +105,7 @@ static int batch_norm_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, batch_n
 /* ---- with relu, and a residual ------------------------------------------------------------------------------------ */
 
 _Static_assert(sizeof(ddp_batch_norm_act_attrs) == sizeof(ddp_batch_norm_attrs), "the same attributes");
+_Static_assert(sizeof(ddp_batch_norm_add_act_grad_attrs) == sizeof(ddp_batch_norm_grad_attrs), "the same attributes");
 _Static_assert(sizeof(ddp_batch_norm_act_grad_attrs) == sizeof(ddp_batch_norm_grad_attrs), "the same attributes");
 
 static int batch_norm_act_infer(const ddp_call *c, ddp_meta *out) {
@@ -118,12 +120,12 @@ static int batch_norm_act_infer(const ddp_call *c, ddp_meta *out) {
 static int batch_norm_act_vjp(ddp_vjp *v) {
     const ddp_batch_norm_act_attrs *a = v->attrs;
     bool batch_stats = a->training || v->in_meta[3].ndim < 0, residual = v->in_meta[5].ndim >= 0;
-    ddp_tensor *g = v->grad_out[0], *dx, *dw, *db;
+    ddp_tensor *g = v->grad_out[0], *dx, *dw, *db, *dresidual = NULL;
     int st;
     if (!g) return 0;
     if (residual) {
-        g = ddp_relu_grad(g, v->out[0]);
-        st = ddp_batch_norm_grad(g, v->in[0], v->in[1], v->out[1], v->out[2], batch_stats, &dx, &dw, &db);
+        st = ddp_batch_norm_add_act_grad(g, v->in[0], v->in[1], v->out[1], v->out[2], v->out[0], batch_stats, &dx, &dw,
+                                         &db, &dresidual);
     } else {
         st = ddp_batch_norm_act_grad(g, v->in[0], v->in[1], v->out[1], v->out[2], v->in[2], batch_stats, &dx, &dw, &db);
     }
@@ -131,7 +133,7 @@ static int batch_norm_act_vjp(ddp_vjp *v) {
     if (v->needs[0]) v->grad_in[0] = dx;
     if (v->needs[1]) v->grad_in[1] = dw;
     if (v->needs[2]) v->grad_in[2] = ddp__narrowed(db, v->in_meta[2].dtype);
-    if (residual && v->needs[5]) v->grad_in[5] = g;
+    if (residual && v->needs[5]) v->grad_in[5] = dresidual;
     return 0;
 }
 
@@ -155,6 +157,26 @@ static int batch_norm_act_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tens
 }
 
 static int batch_norm_act_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, batch_norm_act_grad_chain); }
+
+static int batch_norm_add_act_grad_infer(const ddp_call *c, ddp_meta *out) {
+    const ddp_meta *x = &c->in[1]->m;
+    int st = batch_norm_grad_infer(c, out);
+    if (st < 0) return st;
+    if (!ddp__meta_same_size(&c->in[5]->m, x))
+        return ddp__op_fail(c, DDP_ESHAPE, "y is %s, x %s", DDP_SHAPE_TEXT(&c->in[5]->m), DDP_SHAPE_TEXT(x));
+    if ((st = ddp__need_dtype(c, 5, x->dtype)) < 0) return st;
+    return ddp__out_like(c, 1, x->dtype, &out[3]);
+}
+
+/* What relu let pass is g times a constant mask, and dresidual itself. */
+static int batch_norm_add_act_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
+    ddp_tensor *masked[5] = {NULL, in[1], in[2], in[3], in[4]};
+    masked[0] = ddp_where(ddp_gt(ddp_detach(in[5]), ddp_scalar(0)), in[0], ddp_scalar(0));
+    out[3] = masked[0];
+    return batch_norm_grad_chain(v, masked, out);
+}
+
+static int batch_norm_add_act_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, batch_norm_add_act_grad_chain); }
 
 static double norm_flops(const ddp_call *c) { return 8.0 * (double)c->in[0]->numel; }
 
@@ -180,6 +202,10 @@ const ddp_op_rules ddp__batch_norm_act_grad_rules = {.infer = batch_norm_act_gra
                                                      .vjp = batch_norm_act_grad_vjp,
                                                      .saves = IN(0) | IN(1) | IN(2) | IN(3) | IN(4) | IN(5),
                                                      .flops = norm_flops};
+const ddp_op_rules ddp__batch_norm_add_act_grad_rules = {.infer = batch_norm_add_act_grad_infer,
+                                                         .vjp = batch_norm_add_act_grad_vjp,
+                                                         .saves = IN(0) | IN(1) | IN(2) | IN(3) | IN(4) | IN(5),
+                                                         .flops = norm_flops};
 
 /* ---- layer_norm: x is [lead..., tail...], tail the last `dims` dims ---- */
 

@@ -60,6 +60,7 @@ DDP_REF_KERNEL(batch_norm_act, run_batch_norm);
 /* g where relu let x pass. */
 static double passed(const ddp_call *c, int64_t ch, int64_t i) {
     double g = ref_get(c->in[0], i);
+    if (c->op->id == DDP_OP_batch_norm_add_act_grad) return ref_get(c->in[5], i) > 0 ? g : 0;
     if (c->op->id != DDP_OP_batch_norm_act_grad) return g;
     double scale = ref_get(c->in[4], ch) * (c->in[2] ? ref_get(c->in[2], ch) : 1);
     double z = (ref_get(c->in[1], i) - ref_get(c->in[3], ch)) * scale + (c->in[5] ? ref_get(c->in[5], ch) : 0);
@@ -82,6 +83,7 @@ static int run_batch_norm_grad(const ddp_call *c) {
         for (int64_t j = 0; j < n; j++) {
             int64_t i = place(&x->m, rest, ch, j);
             ref_put(c->out[0], i, scale * (passed(c, ch, i) - mg - (ref_get(x, i) - mean) * rstd * mgx));
+            if (c->op->id == DDP_OP_batch_norm_add_act_grad) ref_put(c->out[3], i, passed(c, ch, i));
         }
         ref_put(c->out[1], ch, sum_gx);
         ref_put(c->out[2], ch, sum_g);
@@ -90,6 +92,7 @@ static int run_batch_norm_grad(const ddp_call *c) {
 }
 DDP_REF_KERNEL(batch_norm_grad, run_batch_norm_grad);
 DDP_REF_KERNEL(batch_norm_act_grad, run_batch_norm_grad);
+DDP_REF_KERNEL(batch_norm_add_act_grad, run_batch_norm_grad);
 
 /* ---- layer_norm: rows of n elements in logical order ---- */
 

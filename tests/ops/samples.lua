@@ -158,6 +158,11 @@ S.batch_norm_act_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 
   { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true }, false }, no_grad = true },
   { inputs = { { 8, 64, 12, 12 }, { 8, 64, 12, 12 }, { 64 }, { 64, wide = true }, { 64, kind = "positive", wide = true }, { 64 } }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, { 4, 2 }, false, { 2 }, { 2 }, false }, text = "g is [4,3], x [4,2]" } } }
+S.batch_norm_add_act_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3 }, { 3, wide = true }, { 3, kind = "positive", wide = true }, { 4, 3, 2, 2, kind = act } }, args = { false }, constant = { [4] = true, [5] = true, [6] = true } },
+  { inputs = { { 9, 3 }, { 9, 3 }, false, { 3, wide = true }, { 3, kind = "positive", wide = true }, { 9, 3, kind = act } }, no_grad = true },
+  { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true }, { 8, 17, 5, 5, kind = act } }, no_grad = true },
+  { inputs = { { 8, 64, 12, 12 }, { 8, 64, 12, 12 }, { 64 }, { 64, wide = true }, { 64, kind = "positive", wide = true }, { 8, 64, 12, 12, kind = act } }, no_grad = true } },
+  fail = { { inputs = { { 4, 3 }, { 4, 3 }, false, { 3 }, { 3 }, { 4, 2 } }, text = "y is [4,2], x [4,3]" } } }
 
 -- ---- pooling ------------------------------------------------------------------------------------------------------------------
 local exceeds = { inputs = { { 1, 1, 2, 2 } }, args = { 3 }, text = "the window exceeds the padded x" }
