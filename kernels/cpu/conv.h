@@ -49,6 +49,12 @@ DDP_LOCAL const char *conv_wino_reject(const ddp_call *c);
 DDP_LOCAL int conv_wino_run(const ddp_call *c);
 #define conv_wino_weight CPU_LOCAL(conv_wino_weight)
 DDP_LOCAL int conv_wino_weight(const ddp_call *c);
+#define conv_wino_s2_reject CPU_LOCAL(conv_wino_s2_reject)
+DDP_LOCAL const char *conv_wino_s2_reject(const ddp_call *c);
+#define conv_wino_s2_run CPU_LOCAL(conv_wino_s2_run) /* forward and gradient of x */
+DDP_LOCAL int conv_wino_s2_run(const ddp_call *c);
+#define conv_wino_s2_weight CPU_LOCAL(conv_wino_s2_weight)
+DDP_LOCAL int conv_wino_s2_weight(const ddp_call *c);
 #define conv_depthwise_reject CPU_LOCAL(conv_depthwise_reject)
 DDP_LOCAL const char *conv_depthwise_reject(const ddp_call *c);
 #define conv_depthwise_run CPU_LOCAL(conv_depthwise_run) /* all passes */

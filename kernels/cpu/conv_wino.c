@@ -9,7 +9,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=fast")
 #endif
-#include "conv.h"
+#include "conv_wino.h"
 
 enum { POINTS = 36, TILE = 4 };
 
@@ -30,9 +30,7 @@ typedef struct wino {
     bool *failed; /* set by any thread */
 } wino;
 
-/* ---- the transforms of one line of a tile: interpolation at 0, +-1/sqrt(2), +-sqrt(2) and infinity ----------------- */
-
-static const float SQ2 = 1.41421356237309505f, HALF_SQ2 = 0.70710678118654752f;
+/* ---- the transforms of one line of a tile --------------------------------------------------------------------------- */
 
 /* B^T d: 6 from 6; rows are the coefficients of M(x)/(x - p), M(x) = x (x^2 - 1/2) (x^2 - 2). */
 CPU_INLINE void line_in(const cpu_vec *d, int64_t s, cpu_vec *o, int64_t t) {
@@ -99,16 +97,6 @@ typedef struct place {
 
 static place place_of(const wino *v, int64_t t) {
     return (place){t / (v->th * v->tw), t / v->tw % v->th * TILE, t % v->tw * TILE};
-}
-
-/* Pointers to size x size pixels of an image [H, W] of rows of `bytes`, from (h, w) on; `outside` for those that are not. */
-static void pixels(const char *image, int64_t H, int64_t W, int64_t bytes, int64_t h, int64_t w, int size,
-                   const char *outside, const char **p) {
-    for (int r = 0; r < size; r++)
-        for (int s = 0; s < size; s++) {
-            bool inside = h + r >= 0 && h + r < H && w + s >= 0 && w + s < W;
-            p[r * size + s] = inside ? image + ((h + r) * W + w + s) * bytes : outside;
-        }
 }
 
 /* V[point][c .. c + CPU_W) of one tile from its 36 pixels; points `step` floats apart. */
@@ -192,18 +180,6 @@ static void transform_out(const wino *v, int64_t t, int64_t k, const float *m, i
 
 /* ---- weights --------------------------------------------------------------------------------------------------------- */
 
-/* raw[tap][i] = the taps of n weights `step` floats apart, turned around where `flip` is set; 0 beyond n. */
-static void gather_taps(const float *w, int64_t step, int64_t n, bool flip, float raw[9][CPU_W]) {
-    float *first = flip ? raw[8] : raw[0];
-    int64_t next = flip ? -CPU_W : CPU_W, i = 0;
-    for (; i + 8 <= CPU_W && i + 8 <= n; i += 8) {
-        cpu_transpose8(w + i * step, step, first + i, next);
-        for (int64_t j = i; j < i + 8; j++) first[8 * next + j] = w[j * step + 8];
-    }
-    for (; i < CPU_W; i++)
-        for (int tap = 0; tap < 9; tap++) first[tap * next + i] = i < n ? w[i * step + tap] : 0;
-}
-
 /* G w G^T of channels k .. k + CONV_NR into u [POINTS][C][CONV_NR]. */
 static void pack_panel(const wino *v, int64_t k, float *u) {
     for (int64_t c = 0; c < v->C; c++)
@@ -226,34 +202,6 @@ static void pack_panel(const wino *v, int64_t k, float *u) {
 }
 
 /* ---- forward and gradient of x ------------------------------------------------------------------------------------ */
-
-/* m[rows][CONV_NR] = v[rows][C] u[C][CONV_NR]. */
-CPU_INLINE void product(int rows, const float *v, int64_t vs, const float *u, int64_t C, float *m) {
-    cpu_vec acc[CONV_MR][2];
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = (cpu_vec){0};
-    for (int64_t c = 0; c < C; c++, u += CONV_NR) {
-        cpu_vec a = *(const cpu_vec *)u, b = *(const cpu_vec *)(u + CPU_W);
-#pragma GCC unroll 12
-        for (int i = 0; i < rows; i++) {
-            float x = v[i * vs + c];
-            acc[i][0] += x * a;
-            acc[i][1] += x * b;
-        }
-    }
-#pragma GCC unroll 12
-    for (int i = 0; i < rows; i++) {
-        *(cpu_vec *)(m + i * CONV_NR) = acc[i][0];
-        *(cpu_vec *)(m + i * CONV_NR + CPU_W) = acc[i][1];
-    }
-}
-
-static void products(int64_t rows, const float *v, int64_t vs, const float *u, int64_t C, float *m) {
-    int64_t i = 0;
-    for (; i + CONV_MR <= rows; i += CONV_MR) product(CONV_MR, v + i * vs, vs, u, C, m + i * CONV_NR);
-    for (; i + 4 <= rows; i += 4) product(4, v + i * vs, vs, u, C, m + i * CONV_NR);
-    for (; i < rows; i++) product(1, v + i * vs, vs, u, C, m + i * CONV_NR);
-}
 
 /* Channels k .. k + CONV_NR of tiles first .. first + n: from V and a panel of u through M into y. */
 static void panel(const wino *v, int64_t k, const float *u, int64_t first, int64_t n, const float *V, int64_t vs,
@@ -324,13 +272,6 @@ static int64_t chunk_of(int64_t tiles, int64_t C, int threads) {
 
 /* ---- gradient of w --------------------------------------------------------------------------------------------------- */
 
-/* Rows of a register tile of dU. */
-#if defined(__AVX512F__)
-enum { BACK_ROWS = 8 };
-#else
-enum { BACK_ROWS = 4 };
-#endif
-
 /* dU[C][K'] += V[T][C] Z[T][K'] at each point, K' channels of g from k0 on. */
 typedef struct wino_back {
     wino x, g;            /* read through transform_in; and the plane of g */
@@ -390,50 +331,17 @@ static void back_transforms(const void *ctx, int64_t lo, int64_t hi) {
     }
 }
 
-/* u[rows][v vectors] (+)= v[T][rows]^T z[T][v vectors]. */
-CPU_INLINE void back_product(int rows, int vecs, const float *v, int64_t vs, const float *z, int64_t zs, int64_t T,
-                             float *u, int64_t us, bool begin) {
-    cpu_vec acc[BACK_ROWS][2];
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < vecs; j++) acc[i][j] = begin ? (cpu_vec){0} : *(const cpu_vec *)(u + i * us + j * CPU_W);
-    for (int64_t t = 0; t < T; t++, v += vs, z += zs) {
-        cpu_vec a[2];
-        for (int j = 0; j < vecs; j++) a[j] = *(const cpu_vec *)(z + j * CPU_W);
-#pragma GCC unroll 8
-        for (int i = 0; i < rows; i++)
-            for (int j = 0; j < vecs; j++) acc[i][j] += v[i] * a[j];
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < vecs; j++) *(cpu_vec *)(u + i * us + j * CPU_W) = acc[i][j];
-}
-
-/* Points [lo, hi). Cp and kp are whole vectors, so rows go in BACK_ROWS and columns in one or two vectors; tiles in blocks
- * whose panel of Z stays in L1. */
+/* Points [lo, hi). */
 static void back_products(const void *ctx, int64_t lo, int64_t hi) {
-    enum { BLOCK = 128 };
     const wino_back *b = ctx;
     for (int64_t p = lo; p < hi; p++)
-        for (int64_t t = 0; t < b->n; t += BLOCK) {
-            const float *v = b->V + p * b->vs + t * b->Cp, *z = b->Z + p * b->zs + t * b->kp;
-            float *u = b->U + p * b->us;
-            int64_t n = b->n - t < BLOCK ? b->n - t : BLOCK;
-            bool begin = b->begin && t == 0;
-            for (int64_t k = 0; k < b->kp; k += CONV_NR)
-                for (int64_t c = 0; c < b->Cp; c += BACK_ROWS) {
-                    float *to = u + c * b->kp + k;
-                    if (k + CONV_NR <= b->kp)
-                        back_product(BACK_ROWS, 2, v + c, b->Cp, z + k, b->kp, n, to, b->kp, begin);
-                    else back_product(BACK_ROWS, 1, v + c, b->Cp, z + k, b->kp, n, to, b->kp, begin);
-                }
-        }
+        for (int64_t k = 0; k < b->kp; k += CONV_NR)
+            back_panel(b->V + p * b->vs, b->Cp, b->Z + p * b->zs, b->kp, k, b->n, b->U + p * b->us, b->begin);
 }
 
 /* dw[k0 ..][c][3][3] of channels c in [lo, hi) from U. */
 static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
     const wino_back *b = ctx;
-    const ddp_dtype dt = b->dw->m.dtype;
     int64_t step = b->us, C = b->x.C;
     for (int64_t k = 0; k < b->kn; k += CPU_W)
         for (int64_t c = lo; c < hi; c++) {
@@ -445,16 +353,7 @@ static void back_finish(const void *ctx, int64_t lo, int64_t hi) {
                 line_weight_back(d, 1, t + s, 6);
             }
             for (int r = 0; r < 3; r++) line_weight_back(t + 6 * r, 1, o + 3 * r, 1);
-            float row[CPU_W][16]; /* the taps of each channel of g side by side */
-            const float *taps = (const float *)(const void *)o;
-            for (int i = 0; i < CPU_W; i += 8) cpu_transpose8(taps + i, CPU_W, row[i], 16);
-            for (int i = 0; i < CPU_W; i++) row[i][8] = o[8][i];
-            int64_t n = b->kn - k < CPU_W ? b->kn - k : CPU_W;
-            for (int64_t i = 0; i < n; i++) {
-                int64_t at = ((b->k0 + k + i) * C + c) * 9;
-                if (dt == DDP_F32) memcpy(cpu_f32(b->dw) + at, row[i], 9 * sizeof(float));
-                else cpu_narrow(dt, row[i], ddp__ptr(b->dw), at, 9);
-            }
+            put_taps(b->dw, b->k0 + k, b->kn - k < CPU_W ? b->kn - k : CPU_W, C, c, o);
         }
 }
 

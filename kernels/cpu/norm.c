@@ -112,7 +112,8 @@ CPU_KERNEL(batch_norm_act, reject_batch_norm, run_batch_norm);
 /* The rows of a gradient: g, x and, where relu came after a residual, its result and where to keep what it let pass. */
 static norm_rows rows_of_grad(const ddp_call *c) {
     const ddp_tensor *x = c->in[1];
-    norm_rows n = {.d = x->m.dtype, .C = channels_of(x), .g = ddp__ptr(c->in[0]), .x = ddp__ptr(x), .mean = cpu_f32(c->in[3])};
+    norm_rows n = {
+        .d = x->m.dtype, .C = channels_of(x), .g = ddp__ptr(c->in[0]), .x = ddp__ptr(x), .mean = cpu_f32(c->in[3])};
     n.rows = x->numel / n.C;
     n.relu = c->op->id == DDP_OP_batch_norm_act_grad;
     if (c->op->id != DDP_OP_batch_norm_add_act_grad) return n;

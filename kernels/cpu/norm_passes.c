@@ -196,8 +196,7 @@ CPU_INLINE void result_rows(ddp_dtype dt, result_of kind, int side, const norm_r
         }
     }
     for (; k < C; k++)
-        for (int j = 0; j < side; j++)
-            cpu_put(dt, n->out, (r + j) * C + k, result_one(kind, n, k, (r + j) * C + k));
+        for (int j = 0; j < side; j++) cpu_put(dt, n->out, (r + j) * C + k, result_one(kind, n, k, (r + j) * C + k));
 }
 
 CPU_INLINE void result_of_rows(ddp_dtype dt, result_of kind, const norm_rows *n, int64_t lo, int64_t hi) {
