@@ -61,7 +61,7 @@ CPU_INLINE cpu_bits cpu_upper(cpu_bits u) {
 /* Lanes from 0 to 65535 as 16 bits each. */
 CPU_INLINE cpu_halves cpu_pack(cpu_bits u) {
 #if defined(__AVX512F__)
-    return __builtin_convertvector(u, cpu_halves);
+    return (cpu_halves)_mm512_cvtepi32_epi16((__m512i)u);
 #elif defined(__AVX2__)
     return (cpu_halves)_mm_packus_epi32(_mm256_castsi256_si128((__m256i)u), _mm256_extracti128_si256((__m256i)u, 1));
 #else
@@ -71,7 +71,18 @@ CPU_INLINE cpu_halves cpu_pack(cpu_bits u) {
 #endif
 }
 
-CPU_INLINE cpu_vec cpu_from_bf16(cpu_halves h) { return (cpu_vec)(__builtin_convertvector(h, cpu_bits) << 16); }
+/* 16 bits each as lanes: what compilers make of __builtin_convertvector is twice as long. */
+CPU_INLINE cpu_bits cpu_unpack(cpu_halves h) {
+#if defined(__AVX512F__)
+    return (cpu_bits)_mm512_cvtepu16_epi32((__m256i)h);
+#elif defined(__AVX2__)
+    return (cpu_bits)_mm256_cvtepu16_epi32((__m128i)h);
+#else
+    return __builtin_convertvector(h, cpu_bits);
+#endif
+}
+
+CPU_INLINE cpu_vec cpu_from_bf16(cpu_halves h) { return (cpu_vec)(cpu_unpack(h) << 16); }
 CPU_INLINE cpu_halves cpu_to_bf16(cpu_vec v) {
     cpu_bits u = (cpu_bits)v, odd = cpu_upper(u) & 1;
     return cpu_pack(cpu_upper(cpu_either((cpu_bits)(v != v), u | 0x400000, u + (odd + 0x7fff))));
@@ -211,12 +222,6 @@ DDP_LOCAL void cpu_copy(ddp_tensor *dst, ddp_tensor *src);
 DDP_LOCAL void cpu_transpose8(const float *from, int64_t from_stride, float *to, int64_t to_stride);
 
 /* ---- rows (rows.c): n elements from place i of x, of dtype d: f32, f16 or bf16 ---- */
-/* The largest, NaN if there is one, -inf of nothing. */
-#define cpu_row_max CPU_LOCAL(row_max)
-DDP_LOCAL float cpu_row_max(ddp_dtype d, const void *x, int64_t i, int64_t n);
-/* y[k] = e^(x[i + k] - shift); returns their sum. y may lie where x does, or be NULL: only the sum. */
-#define cpu_row_exp CPU_LOCAL(row_exp)
-DDP_LOCAL double cpu_row_exp(ddp_dtype d, const void *x, int64_t i, float shift, float *y, int64_t n);
 /* The sum of n elements `stride` apart. */
 #define cpu_row_sum CPU_LOCAL(row_sum)
 DDP_LOCAL double cpu_row_sum(ddp_dtype d, const void *x, int64_t i, int64_t stride, int64_t n);

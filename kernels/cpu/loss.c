@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "../../core/mem/mem.h"
-#include "cpu.h"
+#include "soft.h"
 
 static const char *reject(const ddp_call *c) {
     const ddp_tensor *x = c->in[c->n_in - 2], *target = c->in[c->n_in - 1];
@@ -18,12 +18,6 @@ static const char *reject(const ddp_call *c) {
 
 static const int64_t *labels_of(const ddp_tensor *t) { return (const int64_t *)(const void *)ddp__ptr(t); }
 
-/* log of the sum of e^x over the n elements from place i. */
-static double log_sum(ddp_dtype d, const void *x, int64_t i, int64_t n) {
-    float top = cpu_row_max(d, x, i, n);
-    return (double)top + log(cpu_row_exp(d, x, i, top, NULL, n));
-}
-
 static int64_t count_kept(const int64_t *label, int64_t n, int64_t ignore) {
     int64_t kept = 0;
     for (int64_t i = 0; i < n; i++) kept += label[i] != ignore;
@@ -33,25 +27,33 @@ static int64_t count_kept(const int64_t *label, int64_t n, int64_t ignore) {
 /* A fixed number of rows at a time, so that the total does not depend on the threads. */
 enum { ROWS = 64, CHUNK = 4096 };
 
-/* The loss of rows [lo, hi); each goes into y where it is given. */
-static double row_losses(const ddp_call *c, int64_t lo, int64_t hi, void *y) {
-    const ddp_cross_entropy_attrs *a = c->attrs;
-    const int64_t *label = labels_of(c->in[1]), C = c->in[0]->m.size[1];
-    const void *x = ddp__ptr(c->in[0]);
-    const ddp_dtype d = c->in[0]->m.dtype;
-    double total = 0, s = a->label_smoothing;
-    for (int64_t i = lo; i < hi; i++) {
-        double loss = 0;
-        cpu_fetch(d, x, (i + 1) * C, i + 1 < hi ? C : 0);
-        if (label[i] != a->ignore_index) {
-            double lse = log_sum(d, x, i * C, C);
-            double all = s > 0 ? (double)C * lse - cpu_row_sum(d, x, i * C, 1, C) : 0;
-            loss = (1 - s) * (lse - cpu_get(d, x, i * C + label[i])) + (s > 0 ? s * all / (double)C : 0);
-        }
-        if (y) cpu_put(d, y, i, (float)loss);
-        total += loss;
-    }
-    return total;
+/* Rows of one label each. */
+typedef struct labelled {
+    const int64_t *label;
+    int64_t ignore;
+    double smoothing, *total; /* total: what the losses are added to */
+    const void *g;            /* of the gradient: of one row where g_step is 1, else of all */
+    ddp_dtype g_dtype;
+    int64_t g_step;
+    double scale; /* of g */
+} labelled;
+
+CPU_INLINE int64_t next_kept(const void *ctx, int64_t row, int64_t end) {
+    const labelled *l = ctx;
+    while (row < end && l->label[row] == l->ignore) row++;
+    return row;
+}
+
+/* A row's loss goes into the total, and into y where that is given. */
+CPU_INLINE void add_loss(ddp_dtype d, const soft *s, const void *ctx, const soft_row *r) {
+    const labelled *l = ctx;
+    int64_t C = s->n, at = r->row * C;
+    double lse = (double)r->top + log(r->sum), part = l->smoothing;
+    double all = part > 0 ? (double)C * lse - cpu_row_sum(d, s->x, at, 1, C) : 0;
+    double loss = (1 - part) * (lse - cpu_get(d, s->x, at + l->label[r->row]));
+    if (part > 0) loss += part * all / (double)C;
+    if (s->y) cpu_put(d, s->y, r->row, (float)loss);
+    *l->total += loss;
 }
 
 /* Groups [lo, hi) of ROWS rows; their sums go into part. */
@@ -63,9 +65,19 @@ typedef struct losses {
 
 static void group_losses(const void *ctx, int64_t lo, int64_t hi) {
     const losses *l = ctx;
+    const ddp_tensor *x = l->c->in[0];
+    const ddp_cross_entropy_attrs *a = l->c->attrs;
+    labelled rows = {.label = labels_of(l->c->in[1]), .ignore = a->ignore_index, .smoothing = a->label_smoothing};
+    soft s = {.d = x->m.dtype, .n = x->m.size[1], .x = ddp__ptr(x), .y = l->y};
     int64_t N = l->c->in[1]->numel;
-    for (int64_t g = lo; g < hi; g++)
-        l->part[g] = row_losses(l->c, g * ROWS, (g + 1) * ROWS < N ? (g + 1) * ROWS : N, l->y);
+    for (int64_t g = lo; g < hi; g++) {
+        int64_t end = (g + 1) * ROWS < N ? (g + 1) * ROWS : N;
+        for (int64_t i = g * ROWS; l->y && i < end; i++)
+            if (rows.label[i] == rows.ignore) cpu_put(s.d, l->y, i, 0);
+        rows.total = &l->part[g];
+        l->part[g] = 0;
+        soft_rows(s, false, g * ROWS, end, next_kept, add_loss, &rows);
+    }
 }
 
 static int run_cross_entropy(const ddp_call *c) {
@@ -85,39 +97,41 @@ static int run_cross_entropy(const ddp_call *c) {
 }
 CPU_KERNEL(cross_entropy, reject, run_cross_entropy);
 
+/* m <= CPU_W classes from place k of a row: f (share - spread). */
+CPU_INLINE void put_slope(ddp_dtype d, const soft *s, const soft_row *r, int64_t k, int64_t m, float share,
+                          float spread, float f) {
+    cpu_vec v = mul_add(soft_e(d, s, r, k, m), all_of(share), all_of(-spread)) * f;
+    store_some(d, s->y, r->row * s->n + k, m, v);
+}
+CPU_INLINE void put_slopes(ddp_dtype d, const soft *s, const void *ctx, const soft_row *r) {
+    const labelled *l = ctx;
+    const int64_t C = s->n, own = l->label[r->row];
+    const float part = (float)l->smoothing, spread = part / (float)C, share = (float)(1 / r->sum);
+    const float f = (float)(l->scale * cpu_get(l->g_dtype, l->g, r->row * l->g_step));
+    const float e = r->e ? r->e[own] : exp_of(all_of(cpu_get(d, s->x, r->row * C + own) - r->top))[0];
+    int64_t k = 0;
+    for (; k + CPU_W <= C; k += CPU_W) put_slope(d, s, r, k, CPU_W, share, spread, f);
+    if (k < C) put_slope(d, s, r, k, C - k, share, spread, f);
+    cpu_put(d, s->y, r->row * C + own, f * (e * share - spread - (1 - part)));
+}
+
 static void grad_rows(const void *ctx, int64_t lo, int64_t hi) {
     const ddp_call *c = ctx;
     const ddp_cross_entropy_grad_attrs *a = c->attrs;
     const ddp_tensor *g = c->in[0], *x = c->in[1];
-    const ddp_dtype dt = x->m.dtype;
-    const int64_t *label = labels_of(c->in[2]), N = c->in[2]->numel, C = x->m.size[1];
-    const int64_t g_step = a->reduction == 0, step = dt == DDP_F32 ? C : CHUNK;
-    const float s = (float)a->label_smoothing, spread = s / (float)C;
-    const double scale = a->reduction == 1 ? 1 / (double)count_kept(label, N, a->ignore_index) : 1;
-    float buffer[CHUNK];
-    for (int64_t i = lo; i < hi; i++) {
-        char *out = ddp__ptr(c->out[0]);
-        cpu_fetch(dt, ddp__ptr(x), (i + 1) * C, i + 1 < hi ? C : 0);
-        cpu_fetch(dt, out, i * C, C);
-        if (label[i] == a->ignore_index) {
-            memset(cpu_at(dt, out, i * C), 0, (size_t)C * ddp__dtype_bytes[dt]);
-            continue;
-        }
-        float f = (float)(scale * cpu_get(g->m.dtype, ddp__ptr(g), i * g_step)),
-              top = cpu_row_max(dt, ddp__ptr(x), i * C, C);
-        float *whole = dt == DDP_F32 ? cpu_f32(c->out[0]) + i * C : C <= CHUNK ? buffer : NULL; /* as in softmax.c */
-        float part = (float)(1 / cpu_row_exp(dt, ddp__ptr(x), i * C, top, whole, C));
-        for (int64_t k = 0; k < C; k += step) {
-            int64_t m = C - k < step ? C - k : step, at = label[i] - k;
-            float *d = cpu_target(dt, out, i * C + k, buffer);
-            if (!whole) cpu_row_exp(dt, ddp__ptr(x), i * C + k, top, d, m);
-            float own = at >= 0 && at < m ? f * (d[at] * part - spread - (1 - s)) : 0;
-#pragma omp simd
-            for (int64_t j = 0; j < m; j++) d[j] = f * (d[j] * part - spread);
-            if (at >= 0 && at < m) d[at] = own;
-            cpu_narrow(dt, d, out, i * C + k, m);
-        }
-    }
+    labelled rows = {.label = labels_of(c->in[2]), .ignore = a->ignore_index, .smoothing = a->label_smoothing};
+    soft s = {.d = x->m.dtype, .n = x->m.size[1], .x = ddp__ptr(x), .y = ddp__ptr(c->out[0])};
+    float buffer[2 * CHUNK]; /* as in softmax.c */
+    rows.g = ddp__ptr(g);
+    rows.g_dtype = g->m.dtype;
+    rows.g_step = a->reduction == 0;
+    rows.scale = a->reduction == 1 ? 1 / (double)count_kept(rows.label, c->in[2]->numel, rows.ignore) : 1;
+    if (s.d == DDP_F32) s.e = s.y;
+    else if (s.n <= CHUNK) s.e = buffer;
+    s.in_turn = s.d != DDP_F32;
+    for (int64_t i = lo; i < hi; i++)
+        if (rows.label[i] == rows.ignore) memset(cpu_at(s.d, s.y, i * s.n), 0, (size_t)s.n * ddp__dtype_bytes[s.d]);
+    soft_rows(s, true, lo, hi, next_kept, put_slopes, &rows);
 }
 
 static int run_cross_entropy_grad(const ddp_call *c) {

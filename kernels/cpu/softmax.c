@@ -1,7 +1,7 @@
 /* softmax.c -- softmax and its logarithm along the last dim of row-major f32, f16 and bf16. */
 #include <math.h>
 
-#include "cpu.h"
+#include "soft.h"
 
 static const char *reject(const ddp_call *c) {
     const ddp_tensor *x = c->in[0];
@@ -15,62 +15,46 @@ _Static_assert(sizeof(ddp_softmax_attrs) == sizeof(ddp_log_softmax_attrs), "one 
 
 enum { CHUNK = 4096 };
 
-typedef struct rows {
-    ddp_dtype d;
-    const void *x;
-    void *y;
-    int64_t n, step; /* step: elements at a time; a whole row of f32 */
-} rows;
-
-static int64_t piece(const rows *r, int64_t k) { return r->n - k < r->step ? r->n - k : r->step; }
-
-/* The exponentials wait for their sum in y; those of 16-bit rows in buffer, those of long ones are computed again. */
+/* m <= CPU_W elements of a row from place k. */
+CPU_INLINE void put_share(ddp_dtype d, const soft *s, const soft_row *r, int64_t k, int64_t m, float scale) {
+    store_some(d, s->y, r->row * s->n + k, m, soft_e(d, s, r, k, m) * scale);
+}
+CPU_INLINE void put_shares(ddp_dtype d, const soft *s, const void *ctx, const soft_row *r) {
+    (void)ctx;
+    const float scale = (float)(1 / r->sum);
+    int64_t k = 0;
+    for (; k + CPU_W <= s->n; k += CPU_W) put_share(d, s, r, k, CPU_W, scale);
+    if (k < s->n) put_share(d, s, r, k, s->n - k, scale);
+}
+/* The exponentials wait for their sum in y; those of 16-bit rows in a buffer, those of long ones are computed again. */
 static void softmax_rows(const void *ctx, int64_t lo, int64_t hi) {
-    const rows *r = ctx;
-    float buffer[CHUNK];
-    for (int64_t row = lo * r->n; row < hi * r->n; row += r->n) {
-        cpu_fetch(r->d, r->x, row + r->n, row + r->n < hi * r->n ? r->n : 0);
-        cpu_fetch(r->d, r->y, row, r->n);
-        float *whole = r->d == DDP_F32 ? (float *)r->y + row
-                       : r->n <= CHUNK ? buffer
-                                       : NULL,
-              top = cpu_row_max(r->d, r->x, row, r->n);
-        float scale = (float)(1 / cpu_row_exp(r->d, r->x, row, top, whole, r->n));
-        for (int64_t k = 0; k < r->n; k += r->step) {
-            int64_t m = piece(r, k);
-            float *y = cpu_target(r->d, r->y, row + k, buffer);
-            if (!whole) cpu_row_exp(r->d, r->x, row + k, top, y, m);
-#pragma omp simd
-            for (int64_t j = 0; j < m; j++) y[j] *= scale;
-            cpu_narrow(r->d, y, r->y, row + k, m);
-        }
-    }
+    soft s = *(const soft *)ctx;
+    float buffer[2 * CHUNK];
+    if (s.d == DDP_F32) s.e = s.y;
+    else if (s.n <= CHUNK) s.e = buffer;
+    s.in_turn = s.d != DDP_F32;
+    soft_rows(s, true, lo, hi, soft_all, put_shares, NULL);
 }
 
+CPU_INLINE void put_logarithm(ddp_dtype d, const soft *s, const soft_row *r, int64_t k, int64_t m, float log_sum) {
+    int64_t at = r->row * s->n + k;
+    store_some(d, s->y, at, m, load_some(d, s->x, at, m, 0) - r->top - log_sum);
+}
+CPU_INLINE void put_logarithms(ddp_dtype d, const soft *s, const void *ctx, const soft_row *r) {
+    (void)ctx;
+    const float log_sum = (float)log(r->sum);
+    int64_t k = 0;
+    for (; k + CPU_W <= s->n; k += CPU_W) put_logarithm(d, s, r, k, CPU_W, log_sum);
+    if (k < s->n) put_logarithm(d, s, r, k, s->n - k, log_sum);
+}
 static void log_softmax_rows(const void *ctx, int64_t lo, int64_t hi) {
-    const rows *r = ctx;
-    float from[CHUNK], to[CHUNK];
-    for (int64_t row = lo * r->n; row < hi * r->n; row += r->n) {
-        cpu_fetch(r->d, r->x, row + r->n, row + r->n < hi * r->n ? r->n : 0);
-        cpu_fetch(r->d, r->y, row, r->n);
-        float top = cpu_row_max(r->d, r->x, row, r->n);
-        float log_sum = (float)log(cpu_row_exp(r->d, r->x, row, top, NULL, r->n));
-        for (int64_t k = 0; k < r->n; k += r->step) {
-            int64_t m = piece(r, k);
-            const float *x = cpu_source(r->d, r->x, row + k, from, m);
-            float *y = cpu_target(r->d, r->y, row + k, to);
-#pragma omp simd
-            for (int64_t j = 0; j < m; j++) y[j] = x[j] - top - log_sum;
-            cpu_narrow(r->d, y, r->y, row + k, m);
-        }
-    }
+    soft_rows(*(const soft *)ctx, true, lo, hi, soft_all, put_logarithms, NULL);
 }
 
 static int each_row(const ddp_call *c, cpu_body body) {
     const ddp_tensor *x = c->in[0];
-    rows r = {x->m.dtype, ddp__ptr(x), ddp__ptr(c->out[0]), x->m.size[x->m.ndim - 1], CHUNK};
-    if (r.d == DDP_F32) r.step = r.n;
-    cpu_share(x->numel / r.n, x->numel, body, &r);
+    soft s = {.d = x->m.dtype, .n = x->m.size[x->m.ndim - 1], .x = ddp__ptr(x), .y = ddp__ptr(c->out[0])};
+    cpu_share(x->numel / s.n, x->numel, body, &s);
     return 0;
 }
 

@@ -1,4 +1,5 @@
-/* vectors.h -- what extremes and softmax do in vectors: the larger of two, of a run, e to the x. */
+/* vectors.h -- what extremes, sums and softmax do in vectors: the larger of two, of a run, the sum of lanes, e to the x, ends of
+ * rows. */
 #ifndef DDP_CPU_VECTORS_H
 #define DDP_CPU_VECTORS_H
 
@@ -60,6 +61,14 @@ CPU_INLINE float span_max(ddp_dtype d, const void *x, int64_t i, int64_t n, int3
     if (CPU_W > 8) all = larger(crossed(all, 8), all);
     return all[0];
 }
+/* The sum of lanes. */
+CPU_INLINE float lanes_sum(cpu_vec v) {
+    v += crossed(v, 1);
+    v += crossed(v, 2);
+    if (CPU_W > 4) v += crossed(v, 4);
+    if (CPU_W > 8) v += crossed(v, 8);
+    return v[0];
+}
 /* a b + c, rounded once where the processor can. */
 CPU_INLINE cpu_vec mul_add(cpu_vec a, cpu_vec b, cpu_vec c) {
 #if defined(__AVX512F__)
@@ -73,22 +82,76 @@ CPU_INLINE cpu_vec mul_add(cpu_vec a, cpu_vec b, cpu_vec c) {
 /* A vector of one number. */
 CPU_INLINE cpu_vec all_of(float v) { return (cpu_vec){0} + v; }
 
-/* e^x of each lane, x at most 88, within 2 ulp, subnormals too; NaN stays. x = n ln 2 + r with |r| <= ln 2 / 2, e^r by a
- * polynomial of degree 6 fitted at Chebyshev points. */
+/* n <= CPU_W elements from place i in the first lanes, `rest` in the others; memory beyond them is not touched. */
+CPU_INLINE cpu_vec load_some(ddp_dtype d, const void *x, int64_t i, int64_t n, float rest) {
+    if (n == CPU_W) return cpu_load(d, x, i);
+#if defined(__AVX512F__)
+    __mmask16 here = (__mmask16)((1u << n) - 1);
+    if (d == DDP_F32) return (cpu_vec)_mm512_mask_loadu_ps((__m512)all_of(rest), here, (const float *)x + i);
+    cpu_halves h = (cpu_halves)_mm256_maskz_loadu_epi16(here, (const uint16_t *)x + i);
+    cpu_vec v = d == DDP_BF16 ? cpu_from_bf16(h) : cpu_from_f16(h);
+    return (cpu_vec)pick(here, (cpu_bits)v, (cpu_bits)all_of(rest));
+#else
+    cpu_vec v = all_of(rest);
+    for (int64_t k = 0; k < n; k++) v[k] = cpu_get(d, x, i + k);
+    return v;
+#endif
+}
+/* The first n <= CPU_W lanes of v to place i and on. */
+CPU_INLINE void store_some(ddp_dtype d, void *y, int64_t i, int64_t n, cpu_vec v) {
+    if (n == CPU_W) {
+        cpu_store(d, y, i, v);
+        return;
+    }
+#if defined(__AVX512F__)
+    __mmask16 here = (__mmask16)((1u << n) - 1);
+    if (d == DDP_F32) _mm512_mask_storeu_ps((float *)y + i, here, (__m512)v);
+    else if (d == DDP_BF16) _mm256_mask_storeu_epi16((uint16_t *)y + i, here, (__m256i)cpu_to_bf16(v));
+    else _mm256_mask_storeu_epi16((uint16_t *)y + i, here, (__m256i)cpu_to_f16(v));
+#else
+    for (int64_t k = 0; k < n; k++) cpu_put(d, y, i + k, v[k]);
+#endif
+}
+
+/* e^x of each lane, x at most 88, 0 where that is below 2^-126; NaN stays. x = k ln 2 / P + r, |r| <= ln 2 / 2P: 2^(k / P)
+ * by a table of its fractions, with k's whole part added to the exponent; e^r by a polynomial whose largest error is least. */
 CPU_INLINE cpu_vec exp_of(cpu_vec x) {
-    const cpu_vec round = all_of(0x1.8p23f);
-    x = most(all_of(-104), x);
-    cpu_vec t = mul_add(x, all_of(0x1.715476p0f), round), n = t - round;
-    cpu_vec r = mul_add(n, all_of(-0x1.7f7d1cp-20f), mul_add(n, all_of(-0x1.62e4p-1f), x));
+    const cpu_vec round = all_of(0x1.8p23f), least = all_of(-0x1.5d589ep6f);
+#if defined(__AVX2__)
+    /* The bits of 2^(j / CPU_W), less what j adds to them when k is shifted to the exponent: P = CPU_W. */
+#if defined(__AVX512F__)
+    enum { SHIFT = 19 };
+    static const int32_t fractions[] = {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
+                                        0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
+                                        0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
+    const float c2 = 0x1.00022p-1f, c3 = 0x1.55559ap-3f;
+#else
+    enum { SHIFT = 20 };
+    static const int32_t fractions[] = {0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7,
+                                        0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7};
+    const float c2 = 0x1.000878p-1f, c3 = 0x1.555658p-3f;
+#endif
+    cpu_vec t = mul_add(x, all_of(CPU_W * 0x1.715476p0f), round), k = t - round;
+    cpu_vec r = mul_add(k, all_of(-0x1.62e43p-1f / CPU_W), x);
+    cpu_vec p = mul_add(mul_add(mul_add(all_of(c3), r, all_of(c2)), r, all_of(1)), r, all_of(1));
+    cpu_bits entries = (cpu_bits)cpu_load(DDP_F32, fractions, 0);
+#else /* P = 1 */
+    cpu_vec t = mul_add(x, all_of(0x1.715476p0f), round), k = t - round;
+    cpu_vec r = mul_add(k, all_of(-0x1.7f7d1cp-20f), mul_add(k, all_of(-0x1.62e4p-1f), x));
     cpu_vec p = mul_add(mul_add(all_of(0x1.6d4338p-10f), r, all_of(0x1.120b8p-7f)), r, all_of(0x1.5554e8p-5f));
     p = mul_add(mul_add(p, r, all_of(0x1.5554dcp-3f)), r, all_of(0.5f));
     p = mul_add(p, r * r, r + 1);
+#endif
 #if defined(__AVX512F__)
-    return (cpu_vec)_mm512_scalef_ps((__m512)p, (__m512)n);
+    cpu_bits power = (cpu_bits)_mm512_permutexvar_epi32((__m512i)t, (__m512i)entries) + ((cpu_bits)t << SHIFT);
+    __mmask16 some = _mm512_cmp_ps_mask((__m512)x, (__m512)least, _CMP_NLT_UQ);
+    return (cpu_vec)_mm512_maskz_mul_ps(some, (__m512)p, (__m512)power);
+#elif defined(__AVX2__)
+    cpu_bits power = (cpu_bits)_mm256_permutevar8x32_epi32((__m256i)entries, (__m256i)t) + ((cpu_bits)t << SHIFT);
+    return (cpu_vec)(~(cpu_bits)(x < least) & (cpu_bits)(p * (cpu_vec)power));
 #else
-    cpu_bits whole = (cpu_bits)t - 0x4b400000,
-             half = whole >> 1; /* 2^n in two factors: it may be below what an exponent holds */
-    return p * (cpu_vec)((half + 127) << 23) * (cpu_vec)((whole - half + 127) << 23);
+    cpu_vec power = (cpu_vec)(((cpu_bits)t << 23) + (127 << 23));
+    return (cpu_vec)(~(cpu_bits)(x < least) & (cpu_bits)(p * power));
 #endif
 }
 

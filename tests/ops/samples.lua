@@ -187,7 +187,10 @@ S.cross_entropy = { samples = { label, { inputs = { { 4, 3 }, { 4, kind = "label
   fail = { { inputs = { { 4, 3 }, { 4, kind = "label", n = 1 } }, args = { 7 }, text = "reduction 7" }, { inputs = { { 2, 3 }, { value = true } }, text = "target" } } }
 S.cross_entropy_grad = { samples = { { inputs = { { 3 }, { 3, 5003 }, { 3, kind = "label", n = 5003 } }, args = { 0 }, no_grad = true }, { inputs = { {}, { 4, 3 }, { 4, kind = "label", n = 3 } } }, { inputs = { { 4 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, 1, 0.2 } } },
   fail = { { inputs = { { 2 }, { 4, 3 }, { 4, kind = "label", n = 3 } }, text = "expected the loss's shape" } } }
-for _, n in ipairs { 1, 15, 16, 17, 33, 1000 } do
+-- Rows that are left out, one and several together, among those that are not.
+table.insert(S.cross_entropy.samples, { inputs = { { 40, 33 }, { 40, kind = "label", n = 3 } }, args = { 0, 1 }, no_grad = true })
+table.insert(S.cross_entropy_grad.samples, { inputs = { {}, { 40, 33 }, { 40, kind = "label", n = 3 } }, args = { 1, 1 }, no_grad = true })
+for _, n in ipairs { 1, 3, 15, 16, 17, 33, 1000, 4097 } do
   local row, classes = { 5, n }, { 5, kind = "label", n = n }
   for _, name in ipairs { "softmax", "log_softmax" } do table.insert(S[name].samples, { inputs = { row }, args = { -1 }, no_grad = true }) end
   for _, smoothing in ipairs { 0, 0.1 } do
