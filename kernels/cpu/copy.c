@@ -3,37 +3,58 @@
 
 #include "cpu.h"
 
-enum { STRIP = 1 << 16, STREAM_FROM = 8 << 20 }; /* bytes */
+enum { STRIP = 1 << 16, STREAM_FROM = 4 << 20 }; /* bytes */
 
-/* ---- a matrix for each place of the other dims, turned ---- */
-
-/* to[i * ts + j] = from[j * fs + i], i < m, j < n, for all places of the dims in `rest`. */
-typedef struct turned {
+/* m rows of n elements for each place of the dims in `rest`: to[i * ts + j] from[i * fs + j], or, turned, from[j * fs + i]. */
+typedef struct job {
     ddp_iter rest;
-    int64_t m, n, ts, fs, strip, strips; /* strip: rows that one thread turns at a time */
+    int64_t m, n, ts, fs, strip, strips; /* strip: rows that one thread copies at a time */
     int bytes;
     bool stream;
-} turned;
+} job;
+
+/* Takes dim 0, of n elements, and dim b, of m, out of the walk. */
+static job job_of(const ddp_iter *it, int b, int64_t ts, int64_t fs) {
+    job t = {.rest = *it, .m = it->size[b], .n = it->size[0], .ts = ts, .fs = fs, .bytes = it->elem[0]};
+    t.rest.ndim = 0;
+    for (int d = 1; d < it->ndim; d++) {
+        if (d == b) continue;
+        t.rest.size[t.rest.ndim] = it->size[d];
+        for (int k = 0; k < 2; k++) t.rest.stride[k][t.rest.ndim] = it->stride[k][d];
+        t.rest.ndim++;
+    }
+    t.strip = STRIP / (t.n * t.bytes) / 128 * 128 + 128;
+    t.strips = (t.m + t.strip - 1) / t.strip;
+    t.stream = it->numel * t.bytes >= STREAM_FROM;
+    return t;
+}
+static void run(const job *t, cpu_body strips) {
+    int64_t places = 1;
+    for (int d = 0; d < t->rest.ndim; d++) places *= t->rest.size[d];
+    cpu_share(places * t->strips, places * t->m * t->n, strips, t);
+}
+
+/* ---- turned ---- */
 
 /* n side by side in `to`, from n runs; and the other way. n is a constant. */
-#define FEW(T)                                                                                            \
-    CPU_INLINE void zip_##T(T *restrict to, const T *restrict from, int64_t fs, int64_t m, const int n) { \
-        for (int64_t i = 0; i < m; i++)                                                                   \
-            for (int c = 0; c < n; c++) to[i * n + c] = from[c * fs + i];                                 \
-    }                                                                                                     \
+#define FEW(T)                                                                                              \
+    CPU_INLINE void zip_##T(T *restrict to, const T *restrict from, int64_t fs, int64_t m, const int n) {   \
+        for (int64_t i = 0; i < m; i++)                                                                     \
+            for (int c = 0; c < n; c++) to[i * n + c] = from[c * fs + i];                                   \
+    }                                                                                                       \
     CPU_INLINE void unzip_##T(T *restrict to, int64_t ts, const T *restrict from, int64_t m, const int n) { \
-        for (int64_t i = 0; i < m; i++)                                                                   \
-            for (int c = 0; c < n; c++) to[c * ts + i] = from[i * n + c];                                 \
-    }                                                                                                     \
-    static void zip_few_##T(T *to, const T *from, int64_t fs, int64_t m, int64_t n) {                     \
-        if (n == 2) zip_##T(to, from, fs, m, 2);                                                          \
-        else if (n == 3) zip_##T(to, from, fs, m, 3);                                                     \
-        else zip_##T(to, from, fs, m, 4);                                                                 \
-    }                                                                                                     \
-    static void unzip_few_##T(T *to, int64_t ts, const T *from, int64_t m, int64_t n) {                   \
-        if (n == 2) unzip_##T(to, ts, from, m, 2);                                                        \
-        else if (n == 3) unzip_##T(to, ts, from, m, 3);                                                   \
-        else unzip_##T(to, ts, from, m, 4);                                                               \
+        for (int64_t i = 0; i < m; i++)                                                                     \
+            for (int c = 0; c < n; c++) to[c * ts + i] = from[i * n + c];                                   \
+    }                                                                                                       \
+    static void zip_few_##T(T *to, const T *from, int64_t fs, int64_t m, int64_t n) {                       \
+        if (n == 2) zip_##T(to, from, fs, m, 2);                                                            \
+        else if (n == 3) zip_##T(to, from, fs, m, 3);                                                       \
+        else zip_##T(to, from, fs, m, 4);                                                                   \
+    }                                                                                                       \
+    static void unzip_few_##T(T *to, int64_t ts, const T *from, int64_t m, int64_t n) {                     \
+        if (n == 2) unzip_##T(to, ts, from, m, 2);                                                          \
+        else if (n == 3) unzip_##T(to, ts, from, m, 3);                                                     \
+        else unzip_##T(to, ts, from, m, 4);                                                                 \
     }
 FEW(uint8_t)
 FEW(uint16_t)
@@ -56,58 +77,66 @@ static bool turn_few(int bytes, void *to, int64_t ts, const void *from, int64_t 
     return true;
 }
 
+/* Where strip u begins in both tensors; the first of its rows. */
+static int64_t strip_at(const job *t, int64_t u, char **p) {
+    const ddp_iter *it = &t->rest;
+    int64_t place = u / t->strips, row = u % t->strips * t->strip;
+    for (int k = 0; k < 2; k++) p[k] = it->ptr[k];
+    for (int d = 0; d < it->ndim; d++) {
+        for (int k = 0; k < 2; k++) p[k] += place % it->size[d] * it->stride[k][d] * t->bytes;
+        place /= it->size[d];
+    }
+    return row;
+}
+
 /* Strips [lo, hi) of all matrices. */
 static void turn_strips(const void *ctx, int64_t lo, int64_t hi) {
-    const turned *t = ctx;
-    const ddp_iter *it = &t->rest;
+    const job *t = ctx;
     for (int64_t u = lo; u < hi; u++) {
-        char *p[2] = {it->ptr[0], it->ptr[1]};
-        int64_t place = u / t->strips, row = u % t->strips * t->strip;
-        for (int d = 0; d < it->ndim; d++) {
-            for (int k = 0; k < 2; k++) p[k] += place % it->size[d] * it->stride[k][d] * t->bytes;
-            place /= it->size[d];
-        }
+        char *p[2];
+        int64_t row = strip_at(t, u, p), m = t->m - row < t->strip ? t->m - row : t->strip;
         p[0] += row * t->ts * t->bytes;
         p[1] += row * t->bytes;
-        int64_t m = t->m - row < t->strip ? t->m - row : t->strip;
         if (!turn_few(t->bytes, p[0], t->ts, p[1], t->fs, m, t->n))
             cpu_turn(t->bytes, p[0], t->ts * t->bytes, p[1], t->fs * t->bytes, m, t->n, t->stream);
     }
     if (t->stream) cpu_streamed();
 }
 
-/* Where another dim than dst's innermost is src's: takes those two out of the walk. */
-static bool make_turned(const ddp_iter *it, turned *t) {
-    int b = 1;
-    if (it->ndim < 2 || it->stride[0][0] != 1 || it->stride[1][0] == 0) return false;
-    while (b < it->ndim && it->stride[1][b] != 1) b++;
-    if (b == it->ndim) return false;
-    *t = (turned){.rest = *it, .m = it->size[b], .n = it->size[0], .ts = it->stride[0][b], .fs = it->stride[1][0]};
-    t->bytes = it->elem[0];
-    t->rest.ndim = 0;
-    for (int d = 1; d < it->ndim; d++) {
-        if (d == b) continue;
-        t->rest.size[t->rest.ndim] = it->size[d];
-        for (int k = 0; k < 2; k++) t->rest.stride[k][t->rest.ndim] = it->stride[k][d];
-        t->rest.ndim++;
-    }
-    t->strip = STRIP / (t->n * t->bytes) / 128 * 128 + 128;
-    if (t->m <= 4) t->strip = t->m;
-    t->strips = (t->m + t->strip - 1) / t->strip;
-    t->stream = it->numel * t->bytes >= STREAM_FROM;
-    return true;
+/* The dim that is src's innermost where another is dst's, else 0. */
+static int turned_dim(const ddp_iter *it) {
+    if (it->ndim < 2 || it->stride[0][0] != 1 || it->stride[1][0] <= 1) return 0;
+    for (int b = 1; b < it->ndim; b++)
+        if (it->stride[1][b] == 1) return b;
+    return 0;
 }
 
 /* ---- runs ---- */
 
-#define MOVE(T)                                                                                     \
+/* Rows of neighbours; those that follow are brought near, for they may lie far apart. */
+static void copy_strips(const void *ctx, int64_t lo, int64_t hi) {
+    enum { AHEAD = 8 };
+    const job *t = ctx;
+    const int64_t bytes = t->n * t->bytes, near = bytes < 1024 ? bytes : 1024;
+    for (int64_t u = lo; u < hi; u++) {
+        char *p[2];
+        int64_t row = strip_at(t, u, p), end = t->m - row < t->strip ? t->m : row + t->strip;
+        for (; row < end; row++) {
+            const char *from = p[1] + row * t->fs * t->bytes;
+            for (int64_t k = 0; k < near; k += 64) __builtin_prefetch(from + AHEAD * t->fs * t->bytes + k);
+            memcpy(p[0] + row * t->ts * t->bytes, from, (size_t)bytes);
+        }
+    }
+}
+
+#define MOVE(T) \
     for (int64_t i = 0; i < n; i++) ((T *)(void *)to)[i * s[0]] = ((const T *)(const void *)from)[i * s[1]]
-static void copy_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
+/* Element by element. */
+static void copy_apart(void *ctx, char *const *p, const int64_t *s, int64_t n) {
     const int bytes = *(const int *)ctx;
     char *to = p[0];
     const char *from = p[1];
-    if (s[0] == 1 && s[1] == 1) memcpy(to, from, (size_t)(n * bytes));
-    else if (bytes == 4) MOVE(uint32_t);
+    if (bytes == 4) MOVE(uint32_t);
     else if (bytes == 8) MOVE(uint64_t);
     else if (bytes == 2) MOVE(uint16_t);
     else MOVE(uint8_t);
@@ -120,7 +149,8 @@ static void copy_loop(const void *ctx, char *const *p, int64_t n) {
 /* What always lies together, 8 bytes at most, is one element. */
 static void widen_elements(ddp_iter *it) {
     int64_t n = it->size[0], bytes = n * it->elem[0];
-    if (it->ndim < 2 || it->stride[0][0] != 1 || it->stride[1][0] != 1 || (bytes != 2 && bytes != 4 && bytes != 8)) return;
+    if (it->ndim < 2 || it->stride[0][0] != 1 || it->stride[1][0] != 1 || (bytes != 2 && bytes != 4 && bytes != 8))
+        return;
     for (int k = 0; k < 2; k++) {
         if ((uintptr_t)it->ptr[k] % (size_t)bytes) return;
         for (int d = 1; d < it->ndim; d++)
@@ -137,7 +167,6 @@ static void widen_elements(ddp_iter *it) {
 
 void cpu_copy(ddp_tensor *dst, ddp_tensor *src) {
     ddp_tensor *t[2] = {dst, src};
-    turned s;
     ddp_iter it;
     if (dst->numel == 0) return;
     if (src->numel == 1 || (cpu_alike(dst, src) && cpu_dense(dst))) {
@@ -146,6 +175,12 @@ void cpu_copy(ddp_tensor *dst, ddp_tensor *src) {
     }
     ddp__iter_init(&it, 2, t);
     widen_elements(&it);
-    if (make_turned(&it, &s)) cpu_share(it.numel / (s.m * s.n) * s.strips, it.numel, turn_strips, &s);
-    else cpu_walk(&it, copy_run, &it.elem[0]);
+    const int b = turned_dim(&it);
+    if (b) {
+        job turned = job_of(&it, b, it.stride[0][b], it.stride[1][0]);
+        run(&turned, turn_strips);
+    } else if (it.ndim >= 2 && it.stride[0][0] == 1 && it.stride[1][0] == 1) {
+        job rows = job_of(&it, 1, it.stride[0][1], it.stride[1][1]);
+        run(&rows, copy_strips);
+    } else cpu_walk(&it, copy_apart, &it.elem[0]);
 }

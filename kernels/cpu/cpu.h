@@ -214,7 +214,8 @@ DDP_LOCAL void cpu_copy(ddp_tensor *dst, ddp_tensor *src);
 /* Row i of `to`, element j = row j of `from`, element i, for i < m and j < n: elements of 1, 2, 4 or 8 bytes, rows ts and fs
  * bytes apart. stream: past the caches, where lines of `to` are written whole; the caller ends with cpu_streamed. */
 #define cpu_turn CPU_LOCAL(turn)
-DDP_LOCAL void cpu_turn(int bytes, char *to, int64_t ts, const char *from, int64_t fs, int64_t m, int64_t n, bool stream);
+DDP_LOCAL void cpu_turn(int bytes, char *to, int64_t ts, const char *from, int64_t fs, int64_t m, int64_t n,
+                        bool stream);
 static inline void cpu_streamed(void) { _mm_sfence(); }
 /* to[j * to_stride + i] = from[i * from_stride + j] for 8 x 8 floats. */
 #define cpu_transpose8 CPU_LOCAL(transpose8)

@@ -40,7 +40,7 @@ CPU_INLINE reg zip_upper(int bytes, reg a, reg b) {
 
 /* 16 bytes of p, of p + step, ... as the lanes of a register. */
 CPU_INLINE reg lanes_of(const char *p, int64_t step) {
-#define PART(k) _mm_load_si128((const __m128i *)(const void *)(p + (k) * step))
+#define PART(k) _mm_load_si128((const __m128i *)(const void *)(p + (k)*step))
 #if defined(__AVX512F__)
     reg r = _mm512_inserti32x4(_mm512_castsi128_si512(PART(0)), PART(1), 1);
     return _mm512_inserti32x4(_mm512_inserti32x4(r, PART(2), 2), PART(3), 3);
@@ -112,9 +112,9 @@ CPU_INLINE void turn_edge(int bytes, char *to, int64_t ts, const char *from, int
     for (int64_t i = 0; i < m; i++) memcpy(to + i * ts, out + i * LINE, (size_t)(n * bytes));
 }
 
-/* Along rows of `to`, one block wide; two where stores go past the caches, so that what is read with a line is used. */
+/* Along rows of `to`, one block wide; four where stores go past the caches: rows of `from` are read in longer pieces. */
 CPU_INLINE void turn(int bytes, char *to, int64_t ts, const char *from, int64_t fs, int64_t m, int64_t n, bool stream) {
-    const int64_t B = LINE / bytes, wide = stream ? 2 * B : B;
+    const int64_t B = LINE / bytes, wide = stream ? 4 * B : B;
     for (int64_t left = 0; left < m; left += wide)
         for (int64_t j = 0; j < n; j += B)
             for (int64_t i = left; i < left + wide && i < m; i += B) {
