@@ -214,9 +214,20 @@ DDP_LOCAL void cpu_map(int k, ddp_tensor *const *t, cpu_loop loop, const void *c
 /* The same; f16 and bf16 operands come to loop, and go from it, as f32. */
 #define cpu_map_f32 CPU_LOCAL(map_f32)
 DDP_LOCAL void cpu_map_f32(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx);
+/* ddp__iter_run by one thread or several: whole inner runs each. */
+#define cpu_walk CPU_LOCAL(walk)
+DDP_LOCAL void cpu_walk(const ddp_iter *it, ddp_run_fn fn, void *ctx);
+
+/* ---- copies (copy.c, turn.c) ---- */
 /* dst = src, of one dtype; src broadcasts. */
 #define cpu_copy CPU_LOCAL(copy)
 DDP_LOCAL void cpu_copy(ddp_tensor *dst, ddp_tensor *src);
+/* Row i of `to`, element j = row j of `from`, element i, for i < m and j < n: elements of 1, 2, 4 or 8 bytes, rows ts and fs
+ * bytes apart. stream: past the caches, where lines of `to` are written whole; the caller ends with cpu_streamed. */
+#define cpu_turn CPU_LOCAL(turn)
+DDP_LOCAL void cpu_turn(int bytes, char *to, int64_t ts, const char *from, int64_t fs, int64_t m, int64_t n,
+                        bool stream);
+static inline void cpu_streamed(void) { _mm_sfence(); }
 /* to[j * to_stride + i] = from[i * from_stride + j] for 8 x 8 floats. */
 #define cpu_transpose8 CPU_LOCAL(transpose8)
 DDP_LOCAL void cpu_transpose8(const float *from, int64_t from_stride, float *to, int64_t to_stride);

@@ -176,7 +176,7 @@ static void walk_part(const void *ctx, int64_t lo, int64_t hi) {
     ddp__iter_run(&part, w->fn, w->ctx);
 }
 
-static void walk(const ddp_iter *it, ddp_run_fn fn, void *ctx) {
+void cpu_walk(const ddp_iter *it, ddp_run_fn fn, void *ctx) {
     shared_walk w = {it, it->ndim - 1, fn, ctx};
     while (w.d > 1 && it->size[w.d] < 8) w.d--;
     if (w.d < 1) ddp__iter_run(it, fn, ctx);
@@ -199,123 +199,8 @@ static void map(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx, boo
     ddp__iter_init(&it, k, t);
     for (int i = 0; i < k; i++) f.bytes[i] = it.elem[i];
     if (flat_rows(&f, &it)) flat_run(&f);
-    else walk(&it, strided_run, &f);
+    else cpu_walk(&it, strided_run, &f);
 }
 
 void cpu_map(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx) { map(k, t, loop, ctx, false); }
 void cpu_map_f32(int k, ddp_tensor *const *t, cpu_loop loop, const void *ctx) { map(k, t, loop, ctx, true); }
-
-/* ---- copies ---- */
-
-typedef float v8 __attribute__((vector_size(32), aligned(4), may_alias));
-#define HALVES(a, b, i, j) __builtin_shufflevector(a, b, i, i + 1, i + 2, i + 3, j, j + 1, j + 2, j + 3)
-#define PAIRS(a, b, o) __builtin_shufflevector(a, b, o, o + 1, 8 + o, 9 + o, 4 + o, 5 + o, 12 + o, 13 + o)
-#define SINGLES(a, b, o) __builtin_shufflevector(a, b, o, 8 + o, 1 + o, 9 + o, 4 + o, 12 + o, 5 + o, 13 + o)
-
-void cpu_transpose8(const float *from, int64_t fs, float *to, int64_t ts) {
-    v8 r[8], s[8], u[8];
-    for (int i = 0; i < 8; i++) r[i] = *(const v8 *)(const void *)(from + i * fs);
-    for (int i = 0; i < 8; i += 2) {
-        s[i] = SINGLES(r[i], r[i + 1], 0);
-        s[i + 1] = SINGLES(r[i], r[i + 1], 2);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        u[i] = PAIRS(s[i], s[i + 2], 0);
-        u[i + 1] = PAIRS(s[i], s[i + 2], 2);
-        u[i + 2] = PAIRS(s[i + 1], s[i + 3], 0);
-        u[i + 3] = PAIRS(s[i + 1], s[i + 3], 2);
-    }
-    for (int i = 0; i < 4; i++) {
-        *(v8 *)(void *)(to + i * ts) = HALVES(u[i], u[i + 4], 0, 8);
-        *(v8 *)(void *)(to + (i + 4) * ts) = HALVES(u[i], u[i + 4], 4, 12);
-    }
-}
-
-enum { TILE = 1024, LINE = 16 };
-
-/* LINE x LINE floats: whole lines of the cache are read, and written, once, though rows 4 KB apart share few places in it. What
- * comes four blocks on is fetched (beyond the end that does nothing). */
-static void transpose_lines(float *to, int64_t ts, const float *from, int64_t fs) {
-    float near[LINE * LINE] __attribute__((aligned(64)));
-    for (int j = 0; j < LINE; j++) {
-        __builtin_prefetch(from + (j + 4 * LINE) * fs, 0, 2);
-        __builtin_prefetch(to + j * ts + 4 * LINE, 1, 3);
-        memcpy(near + j * LINE, from + j * fs, LINE * sizeof(float));
-    }
-    for (int i = 0; i < LINE; i += 8)
-        for (int j = 0; j < LINE; j += 8) cpu_transpose8(near + j * LINE + i, LINE, to + i * ts + j, ts);
-}
-
-/* A tile of m rows of n: to[i * ts + j] = from[j * fs + i]. */
-static void transpose_tile(float *to, int64_t ts, const float *from, int64_t fs, int64_t m, int64_t n) {
-    int64_t whole_m = m & ~(int64_t)(LINE - 1), whole_n = n & ~(int64_t)(LINE - 1);
-    for (int64_t i = 0; i < whole_m; i += LINE)
-        for (int64_t j = 0; j < whole_n; j += LINE) transpose_lines(to + i * ts + j, ts, from + j * fs + i, fs);
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t j = i < whole_m ? whole_n : 0; j < n; j++) to[i * ts + j] = from[j * fs + i];
-}
-
-/* The same of 16-bit elements. */
-static void transpose_tile_2(uint16_t *to, int64_t ts, const uint16_t *from, int64_t fs, int64_t m, int64_t n) {
-    for (int64_t i = 0; i < m; i++)
-        for (int64_t j = 0; j < n; j++) to[i * ts + j] = from[j * fs + i];
-}
-
-/* Dims a (dst side by side) and b (src side by side) of a walk. */
-typedef struct turn {
-    int64_t a_from, b_to, a_size, b_size;
-    int bytes;
-} turn;
-
-static void turn_run(void *ctx, char *const *p, const int64_t *s, int64_t n) {
-    const turn *t = ctx;
-    for (int64_t k = 0; k < n; k++) {
-        char *to = p[0] + k * s[0] * t->bytes, *from = p[1] + k * s[1] * t->bytes;
-        for (int64_t i = 0; i < t->b_size; i += TILE)
-            for (int64_t j = 0; j < t->a_size; j += TILE) {
-                int64_t m = t->b_size - i < TILE ? t->b_size - i : TILE;
-                int64_t w = t->a_size - j < TILE ? t->a_size - j : TILE;
-                void *y = to + (i * t->b_to + j) * t->bytes, *x = from + (j * t->a_from + i) * t->bytes;
-                if (t->bytes == 4) transpose_tile(y, t->b_to, x, t->a_from, m, w);
-                else transpose_tile_2(y, t->b_to, x, t->a_from, m, w);
-            }
-    }
-}
-
-/* 2- and 4-byte elements where another dim than dst's innermost is src's: in tiles. Takes those two dims out of the walk. */
-static bool turned(ddp_iter *it, turn *t) {
-    int b = 1;
-    if (it->ndim < 2 || (it->elem[0] != 4 && it->elem[0] != 2) || it->stride[0][0] != 1 || it->stride[1][0] == 0)
-        return false;
-    while (b < it->ndim && it->stride[1][b] != 1) b++;
-    if (b == it->ndim || it->size[0] < 4 || it->size[b] < 4) return false;
-    *t = (turn){it->stride[1][0], it->stride[0][b], it->size[0], it->size[b], it->elem[0]};
-    int left = 0;
-    for (int d = 1; d < it->ndim; d++) {
-        if (d == b) continue;
-        it->size[left] = it->size[d];
-        for (int k = 0; k < 2; k++) it->stride[k][left] = it->stride[k][d];
-        left++;
-    }
-    it->ndim = left;
-    return true;
-}
-
-static void copy_loop(const void *ctx, char *const *p, int64_t n) {
-    memcpy(p[0], p[1], (size_t)n * *(const uint8_t *)ctx);
-}
-
-void cpu_copy(ddp_tensor *dst, ddp_tensor *src) {
-    ddp_tensor *t[2] = {dst, src};
-    turn s;
-    ddp_iter it;
-    if (dst->numel == 0) return;
-    if (!(cpu_alike(dst, src) && cpu_dense(dst)) && src->numel != 1) {
-        ddp__iter_init(&it, 2, t);
-        if (turned(&it, &s)) {
-            walk(&it, turn_run, &s);
-            return;
-        }
-    }
-    cpu_map(2, t, copy_loop, &ddp__dtype_bytes[dst->m.dtype]);
-}
