@@ -256,7 +256,18 @@ const char *ddp_grad_op(const ddp_tensor *t) {
     return t->node->kind == DDP_NODE_HOST ? "a host function" : t->node->op->name;
 }
 
-ddp_tensor *ddp_tensor_grad(const ddp_tensor *t) { return t ? ddp_retain(t->grad) : NULL; }
+ddp_tensor *ddp_tensor_grad(const ddp_tensor *t) {
+    if (!t || !t->grad) return NULL;
+    if (t->leaf && t->leaf->is_late) { /* an accessor: an error that is pending stays, and does not hinder it */
+        ddp_saved_error e;
+        ddp__error_save(&e);
+        int st = ddp__grad_settle((ddp_tensor *)(uintptr_t)t);
+        if (st == 0) ddp__error_restore(&e);
+        if (st < 0) return NULL;
+    }
+    t->grad->shown = true;
+    return ddp_retain(t->grad);
+}
 
 int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad) {
     if (ddp__pending()) return ddp__pending();
@@ -269,6 +280,8 @@ int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad) {
     if (t->leaf && t->leaf->bucket_slot && ddp__grad_slots.set_grad) return ddp__grad_slots.set_grad(t, grad);
     ddp_tensor *old = t->grad;
     t->grad = ddp_retain(grad);
+    if (grad) grad->shown = true;
+    ddp__grad_forget(t);
     ddp__drop(old);
     return 0;
 }

@@ -239,10 +239,13 @@ local function lists(n, sizes)
   return out
 end
 local halves_refused = { dtype = "bf16", text = "parameter 1 is bf16, expected f32 or f64; keep parameters in f32 and compute under autocast" }
-S.sgd_step = { returns_first = true, no_half = true, samples = { { inputs = lists(3, { { 3 }, { 2, 4 } }), args = { 0.1, 0.9, 0, 0.01 } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false } }, { inputs = lists(3, { { 5 } }), args = { 0.1, 0.9, 0, 0, true, true } } },
+S.sgd_step = { returns_first = true, no_half = true, samples = { { inputs = lists(3, { { 3 }, { 2, 4 } }), args = { 0.1, 0.9, 0, 0.01 } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false } }, { inputs = lists(3, { { 5 } }), args = { 0.1, 0.9, 0, 0, true, true } },
+  { inputs = lists(3, { { 3 }, { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false, 0.25 } }, { inputs = lists(3, { { 3 }, { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false, 0.25, true } },
+  { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0, 0.01, true, true, 3, true } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0, 0, 0.01, false, false, 3, true } } },
   fail = { { inputs = { { list = { { 3 } } }, { list = { { 4 } } }, { list = { { 3 } } } }, args = { 0.1 }, text = "its grads f32 [4]" },
     { inputs = lists(3, { { 3 } }), args = { 0.1 }, dtype = halves_refused.dtype, text = halves_refused.text } } }
-S.adam_step = { returns_first = true, no_half = true, samples = { { inputs = lists(4, { { 3 }, { 2, 4 } }), args = { 0.01 } }, { inputs = lists(4, { { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3 } } },
+S.adam_step = { returns_first = true, no_half = true, samples = { { inputs = lists(4, { { 3 }, { 2, 4 } }), args = { 0.01 } }, { inputs = lists(4, { { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3 } },
+  { inputs = lists(4, { { 3 }, { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3, 0.25 } }, { inputs = lists(4, { { 3 }, { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, false, 3, 4, true } } },
   fail = { { inputs = lists(4, { { 3 } }), args = { 0.01, 0.9, 0.999, 1e-8, 0, false, 0 }, text = "step is 0" },
     { inputs = lists(4, { { 3 } }), args = { 0.01 }, dtype = halves_refused.dtype, text = halves_refused.text } } }
 
@@ -251,6 +254,7 @@ local none, whole_numbers = { inputs = { { list = {} } }, text = "no gradients" 
 S.grad_unscale_ = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.25 } }, { inputs = lists(1, { { 70000 }, { 37 } }), args = { 3 } } }, fail = { none, whole_numbers } }
 S.grad_clip_ = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.5 } }, { inputs = lists(1, { { 140001 }, { 37 } }), args = { 3 } },
   { inputs = lists(1, { { 3 }, { 4 } }), args = { 1000 } }, { inputs = lists(1, { { 5 } }) } }, fail = { none, whole_numbers, { inputs = lists(1, { { 3 } }), args = { -1 }, text = "max_norm is -1" } } }
+S.grad_norm = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.25 } }, { inputs = lists(1, { { 140001 }, { 37 } }) } }, fail = { none, whole_numbers } }
 
 -- ---- collectives (a world of one) ------------------------------------------------------------------------------------------------------------
 S.all_gather = { samples = { { inputs = { { 2, 3 } } } }, fail = {} }
