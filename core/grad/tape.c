@@ -158,6 +158,7 @@ static int record(const ddp_call *c, bool in_place) {
     if (c->op->flags & DDP_OPF_VIEW) c->out[0]->is_view = true;
     if (!wants_record(c->n_in, c->in)) return 0;
     const ddp_op_rules *rules = c->op->rules;
+    unsigned saves = rules->saves_of ? rules->saves_of(c) : rules->saves;
     bool any = false;
     for (int i = 0; i < c->op->n_out; i++) any |= ddp__is_float(c->out[i]->m.dtype) && !((rules->const_out >> i) & 1);
     if (!any) return 0;
@@ -173,7 +174,7 @@ static int record(const ddp_call *c, bool in_place) {
         }
         n->meta[i] = c->in[i]->m;
         if (ddp__is_float(c->in[i]->m.dtype)) point_edge(&n->edges[i], c->in[i]);
-        bool keep = c->op->lists ? (rules->saves & DDP_SAVE_ALL_IN) : i < 15 && (rules->saves & DDP_SAVE_IN(i));
+        bool keep = c->op->lists ? (saves & DDP_SAVE_ALL_IN) : i < 15 && (saves & DDP_SAVE_IN(i));
         keep &= keeps;
         /* In place the old value of in[0] is gone: what is noted is the version before the write, so backward refuses.
          */
@@ -182,7 +183,7 @@ static int record(const ddp_call *c, bool in_place) {
     }
     for (int i = 0; i < c->op->n_out; i++) {
         n->meta[c->n_in + i] = c->out[i]->m;
-        if (keeps && (rules->saves & DDP_SAVE_OUT(i))) save(n, c->n_in + i, ddp__alias(c->out[i]));
+        if (keeps && (saves & DDP_SAVE_OUT(i))) save(n, c->n_in + i, ddp__alias(c->out[i]));
         if (!ddp__is_float(c->out[i]->m.dtype) || ((rules->const_out >> i) & 1)) continue;
         set_node(c->out[i], n, i);
     }

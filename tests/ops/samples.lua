@@ -109,6 +109,23 @@ S.matmul = { samples = { { inputs = { { 2, 3 }, { 3, 4 } }, list_value = functio
 S.linear = { samples = { { inputs = { { 4, 3 }, { 2, 3 }, { 2 } } }, { inputs = { { 2, 4, 3 }, { 2, 3 }, false } }, { inputs = { { 3 }, { 2, 3 }, { 2 } } },
   { inputs = { { 32, 10 }, { 100, 10 }, { 100 } }, no_grad = true }, { inputs = { { 128, 90 }, { 120, 90 }, { 120 } }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, { 2, 4 }, false }, text = "the last size of x must be 4" }, { inputs = { { 4, 3 }, { 2, 3 }, { 3 } }, text = "bias is [3]" } } }
+S.linear_act = { samples = { { inputs = { { 4, 3 }, { 2, 3 }, { 2 }, false } }, { inputs = { { 4, 3 }, { 2, 3 }, { 2 }, { 4, 2 } } }, { inputs = { { 4, 3 }, { 2, 3 }, false, { 4, 2 } }, args = { 1 } },
+  { inputs = { { 2, 4, 3 }, { 2, 3 }, false, false }, args = { 1 } }, { inputs = { { 3 }, { 2, 3 }, { 2 }, { 2 } }, args = { 2 } }, { inputs = { { 0, 3 }, { 2, 3 }, { 2 }, false }, args = { 2 } } }, fail = {
+  { inputs = { { 4, 3 }, { 2, 4 }, false, false }, text = "linear_act: w is [2,4], x [4,3]: the last size of x must be 4" }, { inputs = { { 4, 3 }, { 2, 3 }, false, { 4, 3 } }, text = "residual is [4,3], the result [4,2]" },
+  { inputs = { { 4, 3 }, { 2, 3 }, false, { 4, 2, dtype = "f64" } }, text = "residual is f64, expected f32" }, { inputs = { { 4, 3 }, { 2, 3 }, false, false }, args = { 4 }, text = "act is 4, expected 0 to 3" } } }
+for act = 0, 3 do
+  for _, save in ipairs { true, false } do
+    table.insert(S.linear_act.samples, { inputs = { { 5, 3 }, { 4, 3 }, { 4 }, false }, args = { act, save } })
+    table.insert(S.linear_act.samples, { inputs = { { 2, 3, 3 }, { 4, 3 }, { 4 }, { 2, 3, 4 } }, args = { act, save } })
+  end
+  -- Around the sizes of tiles, on either side; the last with rows and columns for several threads.
+  for _, n in ipairs { { 1, 17, 33 }, { 13, 32, 31 }, { 65, 33, 47 }, { 97, 70, 129 }, { 130, 90, 600 } } do
+    table.insert(S.linear_act.samples, { inputs = { { n[1], n[2] }, { n[3], n[2] }, { n[3] }, act % 2 == 0 and { n[1], n[3] } or false }, args = { act }, no_grad = true })
+  end
+end
+S.linear_act_grad = { samples = { { inputs = { { 70, 37 }, { 70, 37, kind = "away" } }, args = { 1 }, no_grad = true }, { inputs = { { 3, 1100 }, { 3, 1100 } }, args = { 2 }, no_grad = true }, { inputs = { { 5, 500, 7 }, { 5, 500, 7 } }, args = { 3 }, no_grad = true },
+  { inputs = { { 3, 2 }, { 3, 2, kind = "away" } }, args = { 1 }, constant = { [2] = true } }, { inputs = { { 2, 3, 2 }, { 2, 3, 2 } }, args = { 2 } }, { inputs = { { 4 }, { 4 } }, args = { 3 } } },
+  fail = { { inputs = { { 3, 2 }, { 2, 3 } }, args = { 1 }, text = "g is [3,2], from [2,3]" }, { inputs = { { 3 }, { 3 } }, args = { 0 }, text = "act is 0, expected 1 to 3" } } }
 
 -- ---- convolution --------------------------------------------------------------------------------------------------------
 S.conv2d = { samples = { { inputs = { { 2, 3, 5, 5 }, { 4, 3, 3, 3 }, { 4 } } }, { inputs = { { 1, 2, 6, 5 }, { 3, 2, 3, 2 }, false }, args = { 2, { 1, 0 } } },
