@@ -379,6 +379,17 @@ DDP_API int ddp_optim_adam(ddp_tensor *const *params, int n, const ddp_adam_opts
 DDP_API int ddp_optim_step(ddp_optim *o);
 /* Moves them and leaves the step open: for several optimizers in one step. */
 DDP_API int ddp_optim_apply(ddp_optim *o);
+/* The same as if every gradient had been multiplied by `by` before, and afterwards ddp_tensor_grad gives it so. For unscaling
+ * and clipping: gradients are read once, and written only where a handle of theirs was given out. */
+DDP_API int ddp_optim_apply_scaled(ddp_optim *o, double by);
+/* Multiplies the gradients by `by`; at once where a handle of theirs was given out, else when they are next read. */
+DDP_API int ddp_optim_scale_grads(ddp_optim *o, double by);
+/* How many parameters have a gradient. */
+DDP_API int ddp_optim_count_grads(const ddp_optim *o);
+/* inv_scale times the 2-norm of all gradients of o[0..n) together, and whether one of their elements is NaN or infinite (1,
+ * else 0): ddp_grad_norm; 0 and 0 where there is no gradient.
+ *   norm, found  [OUT] 0-dim; new references */
+DDP_API int ddp_optim_grad_norm(ddp_optim *const *o, int n, double inv_scale, ddp_tensor **norm, ddp_tensor **found);
 /* Drops the gradients; buckets keep their bytes. */
 DDP_API int ddp_optim_zero_grad(ddp_optim *o);
 DDP_API int ddp_optim_set_lr(ddp_optim *o, double lr);

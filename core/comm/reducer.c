@@ -64,6 +64,7 @@ static void *element(const bucket *b, int64_t i) { return (char *)b->mem + i * d
 static void close_bucket(bucket *b, double weight) {
     for (int i = 0; i < b->n; i++) {
         slot *s = b->slots[i];
+        ddp__grad_settle(s->param); /* a failure stays pending: the call that posts the bucket ends with it */
         bool has = s->param->grad != NULL && weight != 0;
         if (!has) memset(ddp__ptr(s->view), 0, (size_t)s->view->numel * ddp__dtype_bytes[b->dtype]);
         ddp__store(b->dtype, b->mem, b->tail + i, has ? 1 : 0);
@@ -138,6 +139,7 @@ static void take_results(ddp_reducer *r) {
         if (!s->touched && s->param->grad) {
             ddp__drop(s->param->grad);
             s->param->grad = NULL;
+            ddp__grad_forget(s->param);
         }
     }
     r->n_posted = 0;
@@ -177,6 +179,7 @@ static int set_grad(ddp_tensor *leaf, ddp_tensor *grad) {
     }
     ddp_tensor *old = leaf->grad;
     leaf->grad = grad ? ddp_retain(s->view) : NULL;
+    ddp__grad_forget(leaf);
     ddp__drop(old);
     return 0;
 }
@@ -389,6 +392,7 @@ void ddp_reducer_free(ddp_reducer *r) {
         if (s->view && s->param->grad == s->view) { /* the bucket goes; the gradient stays, in memory of its own */
             ddp_saved_error e;
             ddp__error_save(&e);
+            ddp__grad_settle(s->param);
             ddp__drop(s->param->grad);
             s->param->grad = ddp_keep(ddp_clone(s->view, 1));
             ddp_error_take(NULL);

@@ -183,7 +183,8 @@ static int settle_leaf(ddp_backward_state *s, leaf_visit *l) {
     ddp_tensor *leaf = l->leaf, *g = l->grad;
     if (!g) return 0;
     if (s->capturing) return 0;
-    int st;
+    int st = ddp__grad_settle(leaf);
+    if (st < 0) return st;
     if (leaf->leaf->bucket_slot && ddp__grad_slots.accumulate) {
         st = ddp__grad_slots.accumulate(leaf, g, s->weight);
     } else if (!leaf->grad) {
@@ -417,8 +418,10 @@ static int differentiate(ddp_backward_state *s) {
 static int run_after(ddp_backward_state *s) {
     for (; s->ready_leaf < s->n_leaves; s->ready_leaf++, s->hook = 0) {
         ddp_tensor *leaf = s->leaves[s->ready_leaf].leaf;
-        if (!s->capturing && leaf->grad && s->hook < leaf->leaf->n_after)
+        if (!s->capturing && leaf->grad && s->hook < leaf->leaf->n_after) {
+            leaf->grad->shown = true;
             return ask_host(s, leaf->leaf->after[s->hook++].id, 1, &leaf->grad, 0, NULL);
+        }
     }
     s->step = STEP_DONE;
     return 0;

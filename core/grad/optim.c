@@ -1,4 +1,11 @@
-/* optim.c -- optimizer objects for C: parameters, state, and the step ops. */
+/* optim.c -- optimizer objects for C: parameters, state, and the step ops.
+ *
+ * Unscaling and clipping multiply every gradient by one factor before the step. The step does it as it reads them, so that no
+ * pass over memory is spent on it; whether the gradients are written too depends on who may look at them. One whose handle
+ * was never given out can only be read through its leaf: the leaf notes the factor, and the first who asks for the gradient
+ * makes it so (ddp__grad_settle). Others are written by the step's own pass. */
+#include <float.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "tape.h"
@@ -76,13 +83,104 @@ static int make_state(ddp_optim *o, int k, int i, bool empty) {
     return ddp__pending();
 }
 
-/* Parameters that are at the same step go together: all of them, but for those whose gradient was missing before. */
-static int step_group(ddp_optim *o, int64_t step, bool *done) {
+/* ---- factors of gradients ---- */
+
+/* grads[0..n) times by, in place. */
+static int scale_now(int n, ddp_tensor *const *grads, double by) {
+    if (n == 0 || by == 1) return 0;
+    ddp_tensor *found = ddp_keep(ddp_grad_unscale_(n, grads, by));
+    ddp__drop(found);
+    return ddp__pending();
+}
+
+int ddp__grad_settle(ddp_tensor *leaf) {
+    if (!leaf->leaf || !leaf->leaf->is_late) return 0;
+    leaf->leaf->is_late = false;
+    return leaf->grad ? scale_now(1, &leaf->grad, leaf->leaf->late) : 0;
+}
+
+/* May somebody read leaf.grad without asking the leaf? A handle or a view of it is out there. */
+static bool in_sight(const ddp_tensor *leaf) {
+    const ddp_tensor *g = leaf->grad;
+    if (g->shown || g->node) return true;
+    return !(leaf->leaf && leaf->leaf->bucket_slot) && (g->refs > 1 || g->storage->refs > 1);
+}
+
+static int be_late(ddp_tensor *leaf, double by) {
+    ddp_leaf_info *l = ddp__leaf_info(leaf);
+    if (!l) return ddp__pending();
+    l->is_late = true;
+    l->late = by;
+    return 0;
+}
+
+/* The gradients of params, as they should be, into list; returns how many, or an error. */
+static int list_grads(const ddp_optim *o, ddp_tensor **list) {
+    int n = 0;
+    for (int i = 0; i < o->n; i++) {
+        if (!o->params[i]->grad) continue;
+        int st = ddp__grad_settle(o->params[i]);
+        if (st < 0) return st;
+        list[n++] = o->params[i]->grad;
+    }
+    return n;
+}
+
+int ddp_optim_scale_grads(ddp_optim *o, double by) {
+    if (ddp__pending()) return ddp__pending();
+    if (!o) return ddp__fail(DDP_ENULL, "optim: none");
+    int st = list_grads(o, o->list), n = 0;
+    for (int i = 0; i < o->n && st >= 0; i++) {
+        if (!o->params[i]->grad) continue;
+        if (in_sight(o->params[i])) o->list[n++] = o->params[i]->grad;
+        else st = be_late(o->params[i], by);
+    }
+    return st < 0 ? st : scale_now(n, o->list, by);
+}
+
+int ddp_optim_count_grads(const ddp_optim *o) {
+    int n = 0;
+    for (int i = 0; o && i < o->n; i++) n += o->params[i]->grad != NULL;
+    return n;
+}
+
+int ddp_optim_grad_norm(ddp_optim *const *o, int n, double inv_scale, ddp_tensor **norm, ddp_tensor **found) {
+    if (ddp__pending()) return ddp__pending();
+    size_t room = 1;
+    for (int k = 0; k < n; k++) room += (size_t)o[k]->n;
+    ddp_tensor **list = calloc(room, sizeof *list);
+    if (!list) return ddp__fail(DDP_ENOMEM, "optim: out of memory");
+    int all = 0, st = 0;
+    for (int k = 0; k < n && st >= 0; k++) all += st = list_grads(o[k], list + all);
+    if (st >= 0 && all > 0) st = ddp_grad_norm(all, list, inv_scale, norm, found);
+    else if (st >= 0) {
+        *norm = ddp_full(0, NULL, 0, DDP_F32, DDP_CPU);
+        *found = ddp_full(0, NULL, 0, DDP_F32, DDP_CPU);
+        st = ddp__pending();
+    }
+    free(list);
+    return st;
+}
+
+/* ---- steps ---- */
+
+/* Of parameter i. */
+typedef struct step_kind {
+    int64_t step;
+    bool keep; /* the step writes the gradient back */
+} step_kind;
+static bool is_of_kind(const ddp_optim *o, int i, step_kind kind, double by) {
+    const ddp_tensor *p = o->params[i];
+    return p->grad && o->steps[i] == kind.step && (by != 1 && in_sight(p)) == kind.keep;
+}
+
+/* Parameters of one kind go together: all of them, but for those whose gradient was missing before. */
+static int step_group(ddp_optim *o, step_kind kind, double by, bool *done) {
     int n = 0, st = 0, lists = o->kind == SGD ? 3 : 4;
     for (int pass = 0; pass < 2 && st == 0; pass++) { /* count, then lay out list behind list */
         int k = 0;
         for (int i = 0; i < o->n && st == 0; i++) {
-            if (!o->params[i]->grad || done[i] || o->steps[i] != step) continue;
+            if (done[i] || !is_of_kind(o, i, kind, by)) continue;
             if (pass == 1) {
                 st = make_state(o, 0, i, o->kind == SGD && o->sgd.momentum == 0);
                 if (st == 0 && o->kind == ADAM) st = make_state(o, 1, i, false);
@@ -99,24 +197,39 @@ static int step_group(ddp_optim *o, int64_t step, bool *done) {
     ddp_tensor **l = o->list;
     if (o->kind == SGD)
         st = ddp_sgd_step(n, l, l + n, l + 2 * n, o->sgd.lr, o->sgd.momentum, o->sgd.dampening, o->sgd.weight_decay,
-                          o->sgd.nesterov, step == 0);
+                          o->sgd.nesterov, kind.step == 0, by, kind.keep);
     else
         st = ddp_adam_step(n, l, l + n, l + 2 * n, l + 3 * n, o->adam.lr, o->adam.beta1, o->adam.beta2, o->adam.eps,
-                           o->adam.weight_decay, o->adam.decoupled, step + 1);
-    for (int i = 0; i < o->n && st == 0; i++)
-        if (o->params[i]->grad && !done[i] && o->steps[i] == step) done[i] = true;
+                           o->adam.weight_decay, o->adam.decoupled, kind.step + 1, by, kind.keep);
+    for (int i = 0; i < o->n && st == 0; i++) {
+        if (done[i] || !is_of_kind(o, i, kind, by)) continue;
+        done[i] = true;
+        if (by != 1 && !kind.keep) st = be_late(o->params[i], by);
+    }
     return st;
 }
 
-int ddp_optim_apply(ddp_optim *o) {
+/* A factor below the normal numbers of f32 would lose digits: gradients that big take a part of it first. */
+static int part_of_small(ddp_optim *o, int n_grads, double *by) {
+    if (*by == 0 || !(fabs(*by) < FLT_MIN)) return 0;
+    *by *= 0x1p64;
+    return scale_now(n_grads, o->list, 0x1p-64);
+}
+
+int ddp_optim_apply(ddp_optim *o) { return ddp_optim_apply_scaled(o, 1); }
+
+int ddp_optim_apply_scaled(ddp_optim *o, double by) {
     if (ddp__pending()) return ddp__pending();
     if (!o) return ddp__fail(DDP_ENULL, "optim: none");
     bool *done = calloc((size_t)o->n + 1, sizeof *done);
     if (!done) return ddp__fail(DDP_ENOMEM, "optim: out of memory");
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_OPTIMIZER);
-    int mode = ddp_set_grad_mode(0), st = 0;
-    for (int i = 0; i < o->n && st == 0; i++)
-        if (!done[i] && o->params[i]->grad) st = step_group(o, o->steps[i], done);
+    int mode = ddp_set_grad_mode(0), st = list_grads(o, o->list);
+    if (st >= 0) st = part_of_small(o, st, &by);
+    for (int i = 0; i < o->n && st == 0; i++) {
+        if (done[i] || !o->params[i]->grad) continue;
+        st = step_group(o, (step_kind){o->steps[i], by != 1 && in_sight(o->params[i])}, by, done);
+    }
     for (int i = 0; i < o->n; i++) o->steps[i] += done[i];
     ddp_set_grad_mode(mode);
     ddp__phase_enter(phase);

@@ -158,6 +158,7 @@ static int record(const ddp_call *c, bool in_place) {
     if (c->op->flags & DDP_OPF_VIEW) c->out[0]->is_view = true;
     if (!wants_record(c->n_in, c->in)) return 0;
     const ddp_op_rules *rules = c->op->rules;
+    unsigned saves = rules->saves_of ? rules->saves_of(c) : rules->saves;
     bool any = false;
     for (int i = 0; i < c->op->n_out; i++) any |= ddp__is_float(c->out[i]->m.dtype) && !((rules->const_out >> i) & 1);
     if (!any) return 0;
@@ -173,7 +174,7 @@ static int record(const ddp_call *c, bool in_place) {
         }
         n->meta[i] = c->in[i]->m;
         if (ddp__is_float(c->in[i]->m.dtype)) point_edge(&n->edges[i], c->in[i]);
-        bool keep = c->op->lists ? (rules->saves & DDP_SAVE_ALL_IN) : i < 15 && (rules->saves & DDP_SAVE_IN(i));
+        bool keep = c->op->lists ? (saves & DDP_SAVE_ALL_IN) : i < 15 && (saves & DDP_SAVE_IN(i));
         keep &= keeps;
         /* In place the old value of in[0] is gone: what is noted is the version before the write, so backward refuses.
          */
@@ -182,7 +183,7 @@ static int record(const ddp_call *c, bool in_place) {
     }
     for (int i = 0; i < c->op->n_out; i++) {
         n->meta[c->n_in + i] = c->out[i]->m;
-        if (keeps && (rules->saves & DDP_SAVE_OUT(i))) save(n, c->n_in + i, ddp__alias(c->out[i]));
+        if (keeps && (saves & DDP_SAVE_OUT(i))) save(n, c->n_in + i, ddp__alias(c->out[i]));
         if (!ddp__is_float(c->out[i]->m.dtype) || ((rules->const_out >> i) & 1)) continue;
         set_node(c->out[i], n, i);
     }
@@ -256,7 +257,18 @@ const char *ddp_grad_op(const ddp_tensor *t) {
     return t->node->kind == DDP_NODE_HOST ? "a host function" : t->node->op->name;
 }
 
-ddp_tensor *ddp_tensor_grad(const ddp_tensor *t) { return t ? ddp_retain(t->grad) : NULL; }
+ddp_tensor *ddp_tensor_grad(const ddp_tensor *t) {
+    if (!t || !t->grad) return NULL;
+    if (t->leaf && t->leaf->is_late) { /* an accessor: an error that is pending stays, and does not hinder it */
+        ddp_saved_error e;
+        ddp__error_save(&e);
+        int st = ddp__grad_settle((ddp_tensor *)(uintptr_t)t);
+        if (st == 0) ddp__error_restore(&e);
+        if (st < 0) return NULL;
+    }
+    t->grad->shown = true;
+    return ddp_retain(t->grad);
+}
 
 int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad) {
     if (ddp__pending()) return ddp__pending();
@@ -269,6 +281,8 @@ int ddp_tensor_set_grad(ddp_tensor *t, ddp_tensor *grad) {
     if (t->leaf && t->leaf->bucket_slot && ddp__grad_slots.set_grad) return ddp__grad_slots.set_grad(t, grad);
     ddp_tensor *old = t->grad;
     t->grad = ddp_retain(grad);
+    if (grad) grad->shown = true;
+    ddp__grad_forget(t);
     ddp__drop(old);
     return 0;
 }

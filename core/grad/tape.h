@@ -50,6 +50,9 @@ struct ddp_leaf_info {
     ddp_hook *after; /* after accumulation and reduction */
     int n_after;
     void *bucket_slot; /* of a reducer; NULL: none */
+    bool
+        is_late; /* the gradient is `late` times what its bytes say; only while it can be read through the leaf alone */
+    double late;
 };
 
 DDP_LOCAL extern _Thread_local bool ddp__grad_on;
@@ -58,6 +61,12 @@ DDP_LOCAL void ddp__node_release(ddp_node *n);
 DDP_LOCAL void ddp__node_free_saved(ddp_node *n);
 static inline bool ddp__wants_grad(const ddp_tensor *t) { return t && (t->requires_grad || t->node); }
 DDP_LOCAL ddp_leaf_info *ddp__leaf_info(ddp_tensor *t);
+/* leaf.grad changes or goes: what its bytes lacked is no more. */
+static inline void ddp__grad_forget(ddp_tensor *leaf) {
+    if (leaf->leaf) leaf->leaf->is_late = false;
+}
+/* Brings the bytes of leaf.grad up to what they should say (optim.c). Whoever reads leaf.grad calls it first. */
+DDP_LOCAL int ddp__grad_settle(ddp_tensor *leaf);
 /* A handle on the same storage without history; not in a scope. */
 DDP_LOCAL ddp_tensor *ddp__alias(const ddp_tensor *t);
 

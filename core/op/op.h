@@ -85,6 +85,7 @@ struct ddp_op_rules {
     /* Gradients by calling ops. NULL with NO_GRAD. Returns a status. */
     int (*vjp)(ddp_vjp *v);
     unsigned saves;                           /* DDP_SAVE_*: all that vjp reads of values */
+    unsigned (*saves_of)(const ddp_call *c);  /* [OPTIONAL] the same where it depends on the call */
     unsigned const_out;                       /* bit i: output i carries no gradient (statistics) */
     double (*flops)(const ddp_call *c);       /* NULL: one an output element */
     bool (*writes)(const ddp_call *c, int i); /* of WRITES ops: does it write in[i] */
@@ -192,6 +193,9 @@ DDP_LOCAL void ddp__iter_init(ddp_iter *it, int n, ddp_tensor *const *t);
 /* Calls fn(ctx, ptr, stride, count) for each innermost run; stride[k] in elements. */
 typedef void (*ddp_run_fn)(void *ctx, char *const *ptr, const int64_t *stride, int64_t count);
 DDP_LOCAL void ddp__iter_run(const ddp_iter *it, ddp_run_fn fn, void *ctx);
+
+/* The attribute act of ops that end in an activation. */
+enum { DDP_ACT_NONE, DDP_ACT_RELU, DDP_ACT_GELU, DDP_ACT_GELU_TANH };
 
 #include "op_attrs.h" /* generated: ddp_<op>_attrs, DDP_OP_<op>, DDP_OP_COUNT */
 

@@ -69,7 +69,7 @@ static int matmul_vjp(ddp_vjp *v) {
 
 /* ---- linear -------------------------------------------------------------------------------------------------------- */
 
-static int linear_infer(const ddp_call *c, ddp_meta *out) {
+int ddp__linear_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[0]->m, *w = &c->in[1]->m, *b = c->in[2] ? &c->in[2]->m : NULL;
     int st;
     if ((st = ddp__need_float(c, 0)) < 0 || (st = ddp__need_ndim(c, 1, 2)) < 0) return st;
@@ -105,4 +105,4 @@ static int linear_vjp(ddp_vjp *v) {
 const ddp_op_rules ddp__matmul_rules = {
     .infer = matmul_infer, .vjp = matmul_vjp, .saves = DDP_SAVE_IN(0) | DDP_SAVE_IN(1), .flops = matmul_flops};
 const ddp_op_rules ddp__linear_rules = {
-    .infer = linear_infer, .vjp = linear_vjp, .saves = DDP_SAVE_IN(0) | DDP_SAVE_IN(1), .flops = linear_flops};
+    .infer = ddp__linear_infer, .vjp = linear_vjp, .saves = DDP_SAVE_IN(0) | DDP_SAVE_IN(1), .flops = linear_flops};

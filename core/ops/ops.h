@@ -22,6 +22,8 @@ DDP_LOCAL ddp_tensor *ddp__narrowed(ddp_tensor *x, ddp_dtype dtype);
 typedef int (*ddp_chain_fn)(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out);
 DDP_LOCAL int ddp__vjp_by_chain(ddp_vjp *v, ddp_chain_fn chain);
 
+/* linear's inference (matmul.c): in[0..3) are x, w, bias. */
+DDP_LOCAL int ddp__linear_infer(const ddp_call *c, ddp_meta *out);
 /* Inference of ops that make tensors: checks dtype, device and sizes. */
 DDP_LOCAL int ddp__new_tensor(const ddp_call *c, int64_t dtype, int64_t device, int ndim, const int64_t *size,
                               ddp_meta *out);

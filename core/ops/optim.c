@@ -28,14 +28,19 @@ static int sgd_step_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_sgd_step_attrs *a = c->attrs;
     return check_lists(c, 3, a->momentum == 0, out);
 }
-static bool sgd_step_writes(const ddp_call *c, int i) { return i < c->n_in / 3 || i >= c->n_in / 3 * 2; }
+/* List 1 holds the gradients. */
+static bool sgd_step_writes(const ddp_call *c, int i) {
+    return i / (c->n_in / 3) != 1 || ((const ddp_sgd_step_attrs *)c->attrs)->keep;
+}
 
 static int adam_step_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_adam_step_attrs *a = c->attrs;
     if (a->step < 1) return ddp__op_fail(c, DDP_EINVAL, "step is %lld, counted from 1", (long long)a->step);
     return check_lists(c, 4, false, out);
 }
-static bool adam_step_writes(const ddp_call *c, int i) { return i < c->n_in / 4 || i >= c->n_in / 2; }
+static bool adam_step_writes(const ddp_call *c, int i) {
+    return i / (c->n_in / 4) != 1 || ((const ddp_adam_step_attrs *)c->attrs)->keep;
+}
 
 const ddp_op_rules ddp__sgd_step_rules = {.infer = sgd_step_infer, .writes = sgd_step_writes};
 const ddp_op_rules ddp__adam_step_rules = {.infer = adam_step_infer, .writes = adam_step_writes};

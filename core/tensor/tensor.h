@@ -51,6 +51,7 @@ struct ddp_tensor {
     bool requires_grad; /* a leaf that wants a gradient */
     bool is_number;     /* ddp_scalar: weak in promotion */
     bool is_view;       /* made by a view op of a tensor in a graph */
+    bool shown;         /* a gradient whose handle was given out: its bytes may be looked at any time */
     int node_out;       /* which output of node this is */
     ddp_node *node;     /* the op that made it; NULL for a leaf */
     ddp_tensor *grad;

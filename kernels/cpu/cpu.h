@@ -218,6 +218,13 @@ DDP_LOCAL void cpu_map_f32(int k, ddp_tensor *const *t, cpu_loop loop, const voi
 #define cpu_walk CPU_LOCAL(walk)
 DDP_LOCAL void cpu_walk(const ddp_iter *it, ddp_run_fn fn, void *ctx);
 
+/* x[0..n) = act(x), act of DDP_ACT_* (elementwise.c). */
+#define cpu_act CPU_LOCAL(act)
+DDP_LOCAL void cpu_act(int act, float *x, int64_t n);
+/* to[i] = g[i] times the slope of act at from[i] (relu: 1 above 0); to may be g. */
+#define cpu_act_grad CPU_LOCAL(act_grad)
+DDP_LOCAL void cpu_act_grad(int act, const float *g, const float *from, float *to, int64_t n);
+
 /* ---- copies (copy.c, turn.c) ---- */
 /* dst = src, of one dtype; src broadcasts. */
 #define cpu_copy CPU_LOCAL(copy)

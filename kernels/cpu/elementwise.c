@@ -135,6 +135,21 @@ static int run_gelu_grad(const ddp_call *c) {
 }
 CPU_KERNEL(gelu_grad, reject_float, run_gelu_grad);
 
+/* ---- activations for kernels that end in one: the same loops ---- */
+
+void cpu_act(int act, float *x, int64_t n) {
+    char *p[2] = {(char *)x, (char *)x};
+    if (act == DDP_ACT_RELU) relu_f32(NULL, p, n);
+    else if (act == DDP_ACT_GELU) gelu_exact_f32(NULL, p, n);
+    else if (act == DDP_ACT_GELU_TANH) gelu_tanh_f32(NULL, p, n);
+}
+void cpu_act_grad(int act, const float *g, const float *from, float *to, int64_t n) {
+    char *p[3] = {(char *)to, (char *)(uintptr_t)g, (char *)(uintptr_t)from};
+    if (act == DDP_ACT_RELU) relu_grad_f32(NULL, p, n);
+    else if (act == DDP_ACT_GELU) gelu_grad_exact_f32(NULL, p, n);
+    else gelu_grad_tanh_f32(NULL, p, n);
+}
+
 /* ---- where, clamp ---- */
 
 #define LOOP_WHERE(name, T)                                                 \

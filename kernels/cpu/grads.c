@@ -1,4 +1,4 @@
-/* grads.c -- unscaling and clipping of gradients: one pass over memory each, the norm in one more. */
+/* grads.c -- unscaling, clipping and the norm of gradients: one pass over memory each. */
 #include <float.h>
 #include <math.h>
 
@@ -110,10 +110,15 @@ static double sum_of_squares(const ddp_tensor *t) {
     return total;
 }
 
-static int run_grad_clip(const ddp_call *c) {
-    const ddp_grad_clip__attrs *a = c->attrs;
+static double sum_of_all(const ddp_call *c) {
     double sum = 0;
     for (int i = 0; i < c->n_in; i++) sum += sum_of_squares(c->in[i]);
+    return sum;
+}
+
+static int run_grad_clip(const ddp_call *c) {
+    const ddp_grad_clip__attrs *a = c->attrs;
+    double sum = sum_of_all(c);
     ddp_tensor *norm = c->out[0];
     ddp__store(norm->m.dtype, ddp__ptr(norm), 0, sqrt(sum));
     double by = a->max_norm / (ddp__load(norm->m.dtype, ddp__ptr(norm), 0) + 1e-6);
@@ -121,3 +126,20 @@ static int run_grad_clip(const ddp_call *c) {
     return 0;
 }
 CPU_KERNEL(grad_clip_, reject_grads, run_grad_clip);
+
+/* Looks again where the sum of squares was not finite: those of f64 may overflow by themselves. */
+static bool any_not_finite(const ddp_call *c) {
+    for (int k = 0; k < c->n_in; k++)
+        for (int64_t i = 0; i < c->in[k]->numel; i++)
+            if (!isfinite(ddp__load(c->in[k]->m.dtype, ddp__ptr(c->in[k]), i))) return true;
+    return false;
+}
+
+static int run_grad_norm(const ddp_call *c) {
+    const ddp_grad_norm_attrs *a = c->attrs;
+    double sum = sum_of_all(c);
+    ddp__store(c->out[0]->m.dtype, ddp__ptr(c->out[0]), 0, sqrt(sum) * a->inv_scale);
+    *cpu_f32(c->out[1]) = !isfinite(sum) && any_not_finite(c) ? 1 : 0;
+    return 0;
+}
+CPU_KERNEL(grad_norm, reject_grads, run_grad_norm);

@@ -163,13 +163,13 @@ CPU_KERNEL(matmul, reject_matmul, run_matmul);
 
 /* ---- linear ---- */
 
-static const char *reject_linear(const ddp_call *c) {
+const char *cpu_reject_linear(const ddp_call *c) {
     if (!cpu_f32_or_half(c->out[0])) return "f32, f16 and bf16 only";
     if (c->in[0]->m.ndim == 2) return NULL;
     return ddp__meta_is_rowmajor(&c->in[0]->m) ? NULL : "x is neither a matrix nor row-major";
 }
 
-static int run_linear(const ddp_call *c) {
+gemm cpu_linear_of(const ddp_call *c) {
     const ddp_meta *x = &c->in[0]->m, *w = &c->in[1]->m;
     const ddp_tensor *bias = c->in[2];
     bool matrix = x->ndim == 2;
@@ -187,6 +187,11 @@ static int run_linear(const ddp_call *c) {
               .y = ddp__ptr(c->out[0]),
               .ys = w->size[0]};
     g.M = g.N ? c->out[0]->numel / g.N : 0;
+    return g;
+}
+
+static int run_linear(const ddp_call *c) {
+    gemm g = cpu_linear_of(c);
     return g.dt == DDP_F32 ? run_gemm(&g) : cpu_half_gemm(&g);
 }
-CPU_KERNEL(linear, reject_linear, run_linear);
+CPU_KERNEL(linear, cpu_reject_linear, run_linear);

@@ -13,39 +13,57 @@ static const char *reject_lists(const ddp_call *c, int lists) {
     return NULL;
 }
 
+/* Gradients are multiplied by `by` as they are read, and written back so where they are kept. */
+typedef enum use { AS_THEY_ARE, TIMES_BY, KEPT } use;
+#define USE(a) ((a)->keep ? KEPT : (a)->by == 1 ? AS_THEY_ARE : TIMES_BY)
+
 typedef struct sgd {
-    float *p, *buf;
-    const float *g;
-    float lr, momentum, keep, decay;
+    float *p, *buf, *g;
+    float lr, momentum, remains, decay, by;
     bool nesterov;
 } sgd;
 
-static void sgd_plain(const void *ctx, int64_t lo, int64_t hi) {
-    const sgd s = *(const sgd *)ctx;
-#pragma omp simd
-    for (int64_t i = lo; i < hi; i++) s.p[i] -= s.lr * (s.g[i] + s.decay * s.p[i]);
-}
-
-static void sgd_first(const void *ctx, int64_t lo, int64_t hi) {
-    const sgd s = *(const sgd *)ctx;
+CPU_INLINE void sgd_plain(const sgd s, int64_t lo, int64_t hi, use how) {
 #pragma omp simd
     for (int64_t i = lo; i < hi; i++) {
-        float d = s.g[i] + s.decay * s.p[i];
+        float g = how == AS_THEY_ARE ? s.g[i] : s.by * s.g[i];
+        if (how == KEPT) s.g[i] = g;
+        s.p[i] -= s.lr * (g + s.decay * s.p[i]);
+    }
+}
+
+CPU_INLINE void sgd_first(const sgd s, int64_t lo, int64_t hi, use how) {
+#pragma omp simd
+    for (int64_t i = lo; i < hi; i++) {
+        float g = how == AS_THEY_ARE ? s.g[i] : s.by * s.g[i], d = g + s.decay * s.p[i];
+        if (how == KEPT) s.g[i] = g;
         s.buf[i] = d;
         s.p[i] -= s.lr * (s.nesterov ? d + s.momentum * d : d);
     }
 }
 
-static void sgd_momentum(const void *ctx, int64_t lo, int64_t hi) {
-    const sgd s = *(const sgd *)ctx;
+CPU_INLINE void sgd_momentum(const sgd s, int64_t lo, int64_t hi, use how) {
 #pragma omp simd
     for (int64_t i = lo; i < hi; i++) {
-        float d = s.g[i] + s.decay * s.p[i];
-        float b = s.momentum * s.buf[i] + s.keep * d;
+        float g = how == AS_THEY_ARE ? s.g[i] : s.by * s.g[i], d = g + s.decay * s.p[i];
+        float b = s.momentum * s.buf[i] + s.remains * d;
+        if (how == KEPT) s.g[i] = g;
         s.buf[i] = b;
         s.p[i] -= s.lr * (s.nesterov ? d + s.momentum * b : b);
     }
 }
+
+/* Each loop as cpu_share wants it, by use. */
+#define BODY(T, loop, how) \
+    static void loop##_##how(const void *ctx, int64_t lo, int64_t hi) { loop(*(const T *)ctx, lo, hi, how); }
+#define BODIES(T, loop)        \
+    BODY(T, loop, AS_THEY_ARE) \
+    BODY(T, loop, TIMES_BY)    \
+    BODY(T, loop, KEPT)        \
+    static const cpu_body loop##_body[] = {loop##_AS_THEY_ARE, loop##_TIMES_BY, loop##_KEPT};
+BODIES(sgd, sgd_plain)
+BODIES(sgd, sgd_first)
+BODIES(sgd, sgd_momentum)
 
 static const char *reject_sgd(const ddp_call *c) { return reject_lists(c, 3); }
 static int run_sgd_step(const ddp_call *c) {
@@ -53,10 +71,11 @@ static int run_sgd_step(const ddp_call *c) {
     int n = c->n_in / 3;
     sgd s = {.lr = (float)a->lr,
              .momentum = (float)a->momentum,
-             .keep = (float)(1 - a->dampening),
+             .remains = (float)(1 - a->dampening),
              .decay = (float)a->weight_decay,
+             .by = (float)a->by,
              .nesterov = a->nesterov};
-    cpu_body body = a->momentum == 0 ? sgd_plain : a->first ? sgd_first : sgd_momentum;
+    cpu_body body = (a->momentum == 0 ? sgd_plain_body : a->first ? sgd_first_body : sgd_momentum_body)[USE(a)];
     for (int k = 0; k < n; k++) {
         s.p = cpu_f32(c->in[k]);
         s.g = cpu_f32(c->in[n + k]);
@@ -68,22 +87,22 @@ static int run_sgd_step(const ddp_call *c) {
 CPU_KERNEL(sgd_step, reject_sgd, run_sgd_step);
 
 typedef struct adam {
-    float *p, *m, *v;
-    const float *g;
-    float b1, b2, r1, r2, rate, c2, eps, shrink, l2;
+    float *p, *m, *v, *g;
+    float b1, b2, r1, r2, rate, c2, eps, shrink, l2, by;
 } adam;
 
-static void adam_range(const void *ctx, int64_t lo, int64_t hi) {
-    const adam s = *(const adam *)ctx;
+CPU_INLINE void adam_range(const adam s, int64_t lo, int64_t hi, use how) {
 #pragma omp simd
     for (int64_t i = lo; i < hi; i++) {
-        float x = s.p[i] * s.shrink, g = s.g[i] + s.l2 * s.p[i];
+        float own = how == AS_THEY_ARE ? s.g[i] : s.by * s.g[i], x = s.p[i] * s.shrink, g = own + s.l2 * s.p[i];
+        if (how == KEPT) s.g[i] = own;
         float m = s.b1 * s.m[i] + s.r1 * g, v = s.b2 * s.v[i] + s.r2 * g * g;
         s.m[i] = m;
         s.v[i] = v;
         s.p[i] = x - s.rate * m / (sqrtf(v) * s.c2 + s.eps);
     }
 }
+BODIES(adam, adam_range)
 
 static const char *reject_adam(const ddp_call *c) { return reject_lists(c, 4); }
 static int run_adam_step(const ddp_call *c) {
@@ -97,13 +116,14 @@ static int run_adam_step(const ddp_call *c) {
               .c2 = (float)(1 / sqrt(1 - pow(a->beta2, (double)a->step))),
               .eps = (float)a->eps,
               .shrink = a->decoupled ? (float)(1 - a->lr * a->weight_decay) : 1,
-              .l2 = a->decoupled ? 0 : (float)a->weight_decay};
+              .l2 = a->decoupled ? 0 : (float)a->weight_decay,
+              .by = (float)a->by};
     for (int k = 0; k < n; k++) {
         s.p = cpu_f32(c->in[k]);
         s.g = cpu_f32(c->in[n + k]);
         s.m = cpu_f32(c->in[2 * n + k]);
         s.v = cpu_f32(c->in[3 * n + k]);
-        cpu_share(c->in[k]->numel, c->in[k]->numel, adam_range, &s);
+        cpu_share(c->in[k]->numel, c->in[k]->numel, adam_range_body[USE(a)], &s);
     }
     return 0;
 }

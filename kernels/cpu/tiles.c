@@ -17,8 +17,50 @@ CPU_INLINE void finish_as(ddp_dtype dt, const tile_panels *p, int rows, char *co
             for (int i = 0; i < rows; i++) conv_store(cpu_at(dt, to[i], k), dt, n, acc[i][j] + bias);
     }
 }
+
+/* The same with what p->more says, by way of z: activations are loops over what lies side by side. A row's two vectors are
+ * written one after the other, since rows may lie so that they share few sets of a cache. */
+CPU_INLINE void finish_more_as(ddp_dtype dt, const tile_panels *p, int rows, char *const *to, int64_t k, int64_t n,
+                               cpu_vec acc[][2]) {
+    const tile_more *m = p->more;
+    float z[CONV_MR * CONV_NR] __attribute__((aligned(64)));
+    cpu_vec bias[2] = {{0}, {0}};
+    for (int j = 0; p->bias && j * CPU_W < n; j++)
+        bias[j] = conv_load(cpu_at(dt, p->bias, k + j * CPU_W), dt, n - j * CPU_W);
+    for (int i = 0; i < rows; i++) {
+        cpu_vec *line = (cpu_vec *)(void *)(z + i * CONV_NR);
+        line[0] = acc[i][0] + bias[0];
+        line[1] = acc[i][1] + bias[1];
+        if (!m->pre) continue;
+        char *pre = cpu_at(dt, m->pre + (to[i] - m->y), k);
+        for (int j = 0; j * CPU_W < n; j++) conv_store(cpu_at(dt, pre, j * CPU_W), dt, n - j * CPU_W, line[j]);
+    }
+    cpu_act(m->act, z, rows * CONV_NR);
+    for (int i = 0; i < rows; i++) {
+        const char *residual = m->residual ? cpu_at(dt, m->residual + (to[i] - m->y), k) : NULL;
+        for (int j = 0; j * CPU_W < n; j++) {
+            cpu_vec v = cpu_load(DDP_F32, z, i * CONV_NR + j * CPU_W);
+            if (residual) v += conv_load(cpu_at(dt, residual, j * CPU_W), dt, n - j * CPU_W);
+            conv_store(cpu_at(dt, to[i], k + j * CPU_W), dt, n - j * CPU_W, v);
+        }
+    }
+}
+/* Whole panels by constants. */
+CPU_INLINE void finish_more_of(ddp_dtype dt, const tile_panels *p, int rows, char *const *to, int64_t k,
+                               cpu_vec acc[][2]) {
+    int64_t n = p->columns - k;
+    if (n >= CONV_NR) finish_more_as(dt, p, rows, to, k, CONV_NR, acc);
+    else finish_more_as(dt, p, rows, to, k, n, acc);
+}
+static void finish_more(const tile_panels *p, int rows, char *const *to, int64_t k, cpu_vec acc[][2]) {
+    if (p->dt == DDP_BF16) finish_more_of(DDP_BF16, p, rows, to, k, acc);
+    else if (p->dt == DDP_F16) finish_more_of(DDP_F16, p, rows, to, k, acc);
+    else finish_more_of(DDP_F32, p, rows, to, k, acc);
+}
+
 CPU_INLINE void finish(const tile_panels *p, int rows, char *const *to, int64_t k, cpu_vec acc[][2]) {
-    if (p->dt == DDP_F32) finish_as(DDP_F32, p, rows, to, k, acc);
+    if (p->more) finish_more(p, rows, to, k, acc);
+    else if (p->dt == DDP_F32) finish_as(DDP_F32, p, rows, to, k, acc);
     else if (p->dt == DDP_BF16) finish_as(DDP_BF16, p, rows, to, k, acc);
     else finish_as(DDP_F16, p, rows, to, k, acc);
 }

@@ -19,6 +19,14 @@ typedef struct tile_rows {
     int64_t next_bytes;
 } tile_rows;
 
+/* What is done to results besides adding the bias: y = act(sums + bias) + residual. */
+typedef struct tile_more {
+    int act;              /* DDP_ACT_* */
+    const char *y;        /* of all rows; what follows is laid out as it is, of its dtype */
+    const char *residual; /* or NULL; may be y */
+    char *pre;            /* gets sums + bias; or NULL */
+} tile_more;
+
 /* What they are multiplied with.
  *   f32     u [panels][depth][CONV_NR] of f32, rows of f32
  *   pairs   u [panels][depth / 2][CONV_NR][2] of bf16, rows of bf16, width even
@@ -31,6 +39,7 @@ typedef struct tile_panels {
     ddp_dtype dt;     /* of the result */
     bool pairs;
     bool amx;
+    const tile_more *more; /* or NULL */
 } tile_panels;
 
 /* All rows, columns panel * CONV_NR and on. */

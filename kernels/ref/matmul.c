@@ -1,28 +1,35 @@
 /* matmul.c -- reference matrix products: one element at a time, floats added in double. */
+#include <math.h>
+
 #include "ref.h"
 
-/* sum over k of a[ai + k*as] * b[bi + k*bs], stored at y[yi], plus bias. */
+/* sum over k of a[ai + k*as] * b[bi + k*bs], of floats. */
+static double sum_of_products(const ddp_tensor *a, int64_t ai, int64_t as, const ddp_tensor *b, int64_t bi, int64_t bs,
+                              int64_t k) {
+    const void *p = ddp__ptr(a), *q = ddp__ptr(b);
+    double s = 0;
+    if (a->m.dtype == DDP_F32) {
+        for (int64_t i = 0; i < k; i++) s += (double)((const float *)p)[ai + i * as] * ((const float *)q)[bi + i * bs];
+    } else if (a->m.dtype == DDP_F64) {
+        for (int64_t i = 0; i < k; i++) s += ((const double *)p)[ai + i * as] * ((const double *)q)[bi + i * bs];
+    } else {
+        for (int64_t i = 0; i < k; i++)
+            s += ddp__load(a->m.dtype, p, ai + i * as) * ddp__load(a->m.dtype, q, bi + i * bs);
+    }
+    return s;
+}
+
+/* The same of any dtype, stored at y[yi], plus bias. */
 static void dot(const ddp_tensor *a, int64_t ai, int64_t as, const ddp_tensor *b, int64_t bi, int64_t bs, int64_t k,
                 ddp_tensor *y, int64_t yi, double bias) {
     const void *p = ddp__ptr(a), *q = ddp__ptr(b);
-    if (a->m.dtype == DDP_F32) {
-        double s = bias;
-        for (int64_t i = 0; i < k; i++) s += (double)((const float *)p)[ai + i * as] * ((const float *)q)[bi + i * bs];
-        ((float *)(void *)ddp__ptr(y))[yi] = (float)s;
-    } else if (a->m.dtype == DDP_F64) {
-        double s = bias;
-        for (int64_t i = 0; i < k; i++) s += ((const double *)p)[ai + i * as] * ((const double *)q)[bi + i * bs];
-        ((double *)(void *)ddp__ptr(y))[yi] = s;
+    if (ddp__is_float(a->m.dtype)) {
+        ddp__store(y->m.dtype, ddp__ptr(y), yi, bias + sum_of_products(a, ai, as, b, bi, bs, k));
     } else if (a->m.dtype == DDP_I64) {
         uint64_t s = 0;
         for (int64_t i = 0; i < k; i++)
             s += (uint64_t)((const int64_t *)p)[ai + i * as] * (uint64_t)((const int64_t *)q)[bi + i * bs];
         ((int64_t *)(void *)ddp__ptr(y))[yi] = (int64_t)s;
-    } else if (ddp__is_half(a->m.dtype)) {
-        double s = bias;
-        for (int64_t i = 0; i < k; i++)
-            s += ddp__load(a->m.dtype, p, ai + i * as) * ddp__load(a->m.dtype, q, bi + i * bs);
-        ddp__store(y->m.dtype, ddp__ptr(y), yi, s);
     } else { /* the narrow integers wrap to their own width */
         uint32_t s = 0;
         for (int64_t i = 0; i < k; i++)
@@ -75,3 +82,56 @@ static int run_linear(const ddp_call *c) {
     return 0;
 }
 DDP_REF_KERNEL(linear, run_linear);
+
+static double activated(int64_t act, double z) {
+    if (act == DDP_ACT_RELU) return z < 0 ? 0 : z;
+    if (act == DDP_ACT_GELU) return z * .5 * (1 + erf(z * 0.70710678118654752440));
+    if (act == DDP_ACT_GELU_TANH) return .5 * z * (1 + tanh(0.79788456080286535588 * z * (1 + 0.044715 * z * z)));
+    return z;
+}
+
+static int run_linear_act(const ddp_call *c) {
+    const ddp_linear_act_attrs *a = c->attrs;
+    const ddp_tensor *x = c->in[0], *w = c->in[1], *b = c->in[2], *residual = c->in[3];
+    ddp_tensor *y = c->out[0], *pre = c->out[1];
+    int last = x->m.ndim - 1;
+    int64_t K = w->m.size[1], N = w->m.size[0];
+    bool keeps = a->save && pre->m.ndim == y->m.ndim && pre->numel == y->numel;
+    ddp_meta mx = x->m; /* without the last dim: offsets of rows */
+    mx.ndim = last;
+    for (int64_t i = 0; i < y->numel; i++) {
+        int64_t n = i % N;
+        double z = sum_of_products(x, ref_at(&mx, i / N), x->m.stride[last], w, n * w->m.stride[0], w->m.stride[1], K);
+        if (b) z += ref_get(b, n);
+        if (keeps) ref_put(pre, i, z);
+        ref_put(y, i, activated(a->act, z) + (residual ? ref_get(residual, i) : 0));
+    }
+    return 0;
+}
+DDP_REF_KERNEL(linear_act, run_linear_act);
+
+/* The slope of the activation where it was at `from`. */
+static double slope(int64_t act, double from) {
+    if (act == DDP_ACT_RELU) return from > 0;
+    if (act == DDP_ACT_GELU)
+        return .5 * (1 + erf(from * 0.70710678118654752440)) + from * 0.39894228040143267794 * exp(-.5 * from * from);
+    double k = 0.79788456080286535588, t = tanh(k * from * (1 + 0.044715 * from * from));
+    return .5 * (1 + t + from * (1 - t * t) * k * (1 + 0.134145 * from * from));
+}
+
+static int run_linear_act_grad(const ddp_call *c) {
+    const ddp_linear_act_grad_attrs *a = c->attrs;
+    ddp_tensor *dz = c->out[0];
+    int64_t N = c->out[1]->numel;
+    double *sums = ref_sums(c, N);
+    if (!sums) return ddp__pending();
+    for (int64_t i = 0; i < dz->numel; i++) {
+        double g = ref_get(c->in[0], i), s = slope(a->act, ref_get(c->in[1], i));
+        double d = a->act == DDP_ACT_RELU ? (s > 0 ? g : 0) : g * s;
+        ref_put(dz, i, d);
+        sums[i % N] += d;
+    }
+    ref_put_sums(c->out[1], sums);
+    return 0;
+}
+DDP_REF_KERNEL(linear_act_grad, run_linear_act_grad);

@@ -9,7 +9,8 @@ static int run_sgd_step(const ddp_call *c) {
     for (int k = 0; k < n; k++) {
         ddp_tensor *p = c->in[k], *g = c->in[n + k], *buf = c->in[2 * n + k];
         for (int64_t i = 0; i < p->numel; i++) {
-            double d = ref_get(g, i) + a->weight_decay * ref_get(p, i);
+            double own = a->by * ref_get(g, i), d = own + a->weight_decay * ref_get(p, i);
+            if (a->keep) ref_put(g, i, own);
             if (a->momentum != 0) {
                 double b = a->first ? d : a->momentum * ref_get(buf, i) + (1 - a->dampening) * d;
                 ref_put(buf, i, b);
@@ -29,7 +30,8 @@ static int run_adam_step(const ddp_call *c) {
     for (int k = 0; k < n; k++) {
         ddp_tensor *p = c->in[k], *gt = c->in[n + k], *mt = c->in[2 * n + k], *vt = c->in[3 * n + k];
         for (int64_t i = 0; i < p->numel; i++) {
-            double x = ref_get(p, i), g = ref_get(gt, i);
+            double x = ref_get(p, i), g = a->by * ref_get(gt, i);
+            if (a->keep) ref_put(gt, i, g);
             if (a->decoupled) x -= a->lr * a->weight_decay * x;
             else g += a->weight_decay * x;
             double m = a->beta1 * ref_get(mt, i) + (1 - a->beta1) * g,

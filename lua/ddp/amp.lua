@@ -5,6 +5,7 @@ local tensor = require "ddp.tensor"
 local ops = require "ddp.ops"
 local grad = require "ddp.grad"
 local parallel = require "ddp.parallel"
+local optim = require "ddp.optim"
 local C, fail = base.C, base.error
 
 local M = {}
@@ -91,7 +92,17 @@ local function stage_of(self, what, opt)
   return entry
 end
 
--- Divides the gradients of opt by the scale, and notes whether one of them was NaN or infinite on any rank: collective.
+-- Notes what was found: whether a gradient was NaN or infinite on any rank. Collective.
+local function note_found(entry, stage, found)
+  if parallel.world_size() > 1 then parallel.all_reduce(found, "max", { name = "found_inf" }) end
+  entry.stage, entry.found = stage, found
+end
+
+local function no_gradients(what)
+  if parallel.world_size() == 1 then fail(what .. ": the optimizer's parameters have no gradients; was backward called?") end
+end
+
+-- Divides the gradients of opt by the scale, and notes what it found in them.
 local function unscale(self, what, opt, entry)
   local grads = {}
   for _, group in ipairs(opt.param_groups) do
@@ -99,10 +110,21 @@ local function unscale(self, what, opt, entry)
   end
   local found
   if #grads > 0 then found = ops.grad_unscale_(grads, f32(1 / self.value))
-  elseif parallel.world_size() == 1 then fail(what .. ": the optimizer's parameters have no gradients; was backward called?")
-  else found = tensor.zeros {} end -- other ranks may have some, and wait
-  if parallel.world_size() > 1 then parallel.all_reduce(found, "max", { name = "found_inf" }) end
-  entry.stage, entry.found = "unscaled", found
+  else
+    no_gradients(what)
+    found = tensor.zeros {} -- other ranks may have some, and wait
+  end
+  note_found(entry, "unscaled", found)
+end
+
+-- The same for the step alone: gradients are looked at once, and unscaled by the step as it reads them. Returns their norm,
+-- unscaled, a 0-dim tensor.
+local function look(self, what, opt, entry)
+  if not optim.has_grads(opt) then no_gradients(what) end
+  entry.by = f32(1 / self.value)
+  local norm, found = optim.grad_norm(opt, entry.by)
+  note_found(entry, "looked", found)
+  return norm
 end
 
 -- Only here the host waits for the number.
@@ -124,18 +146,36 @@ function Scaler:unscale_(opt)
   grad.no_grad(unscale, self, "unscale_", opt, entry)
 end
 
--- Steps opt unless a gradient was NaN or infinite on some rank. Returns whether it did. Collective.
-function Scaler:step(opt)
+-- What step does without unscale_ before it, for the stepper: returns the gradients' norm as unscale_ would leave them.
+-- step then takes what to multiply them by besides.
+function M.look(self, opt)
+  local entry = stage_of(self, "step", opt)
+  if entry.stage ~= nil then fail("step: the optimizer was " .. entry.stage .. " since the last update") end
+  return look(self, "step", opt, entry)
+end
+function M.is_plain(self) return getmetatable(self) == Scaler end
+
+-- Steps opt unless a gradient was NaN or infinite on some rank. Returns whether it did. Collective. Gradients that were not
+-- unscaled before are by the step as it reads them; p.grad gives them unscaled afterwards, whether it stepped or not.
+function Scaler:step(opt, clip_factor)
   if not self.enabled then
     opt:step()
     return true
   end
   local entry = stage_of(self, "step", opt)
   if entry.stage == "stepped" then fail "step: called twice for this optimizer since the last update" end
-  if entry.stage == nil then grad.no_grad(unscale, self, "step", opt, entry) end
+  if entry.stage == nil then
+    if optim.is_plain(opt) then base.free(look(self, "step", opt, entry))
+    else grad.no_grad(unscale, self, "step", opt, entry) end
+  end
+  local by = entry.stage == "looked" and entry.by * (clip_factor or 1) or 1
   entry.stage = "stepped"
   local found = found_inf(entry)
-  if found then opt:skip_step() else opt:step() end
+  if found then
+    if by ~= 1 then optim.scale_grads(opt, by) end
+    opt:skip_step()
+  elseif by ~= 1 then optim.apply_scaled(opt, by)
+  else opt:step() end
   return not found
 end
 

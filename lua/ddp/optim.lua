@@ -68,14 +68,15 @@ end
 M.Adam = adam("Adam", 0, 0)
 M.AdamW = adam("AdamW", 0.01, 1)
 
-function Optimizer:step()
+local function apply(self, by)
   for i = 1, #self.param_groups do
     local g = self.param_groups[i]
     C.ddp_optim_set_lr(g.handle, g.lr)
-    check(C.ddp_optim_apply(g.handle))
+    check(C.ddp_optim_apply_scaled(g.handle, by))
   end
   self:skip_step()
 end
+function Optimizer:step() apply(self, 1) end
 
 -- Closes the step in the run's numbers without moving anything: step does it at its end, a scaler where it skips.
 function Optimizer:skip_step() -- luacheck: ignore self
@@ -85,6 +86,38 @@ end
 
 function Optimizer:zero_grad()
   for i = 1, #self.param_groups do check(C.ddp_optim_zero_grad(self.param_groups[i].handle)) end
+end
+
+-- ---- for the scaler and the stepper: gradients by one factor, without a pass of their own ---------------------------------------
+
+-- Does opt step as it was made to? One with a step of its own wants to see its gradients as they are.
+function M.is_plain(opt) return getmetatable(opt) == Optimizer and rawget(opt, "step") == nil and rawget(opt, "skip_step") == nil end
+
+-- opt:step() as if each gradient had been multiplied by `by`; p.grad gives it so afterwards.
+M.apply_scaled = apply
+
+function M.scale_grads(opt, by)
+  for _, g in ipairs(opt.param_groups) do check(C.ddp_optim_scale_grads(g.handle, by)) end
+end
+
+function M.has_grads(opt)
+  for _, g in ipairs(opt.param_groups) do if C.ddp_optim_count_grads(g.handle) > 0 then return true end end
+  return false
+end
+
+-- inv_scale times the norm of all gradients, and whether one is NaN or infinite (1 or 0): 0-dim tensors.
+function M.grad_norm(opt, inv_scale)
+  local n = #opt.param_groups
+  local list, norm, found = ffi.new("ddp_optim *[?]", n), ffi.new "ddp_tensor *[1]", ffi.new "ddp_tensor *[1]"
+  for i, g in ipairs(opt.param_groups) do list[i - 1] = g.handle end
+  check(C.ddp_optim_grad_norm(list, n, inv_scale, norm, found))
+  return base.own(norm[0]), base.own(found[0])
+end
+
+-- What clip_grad_norm_ multiplies by: 1, or what takes a norm above max_norm down to it; NaN where the norm is.
+function M.clip_factor(norm, max_norm)
+  local by = max_norm / (norm + 1e-6)
+  return by >= 1 and 1 or by
 end
 
 -- ---- state ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,11 @@
 -- gradients where a plain mean has them); when W comes out otherwise, what is summed up is multiplied by R / W before it is
 -- reduced. The last backward of a full window reduces while it runs; a window that is cut short, or ends with a skipped
 -- micro-batch, is reduced after it.
+--
+-- Unscaling and clipping. One pass over the gradients takes their norm and sees whether all are finite; the step multiplies
+-- each by one factor as it reads it. They are written only for those who look: p.grad after step(loss) is unscaled and
+-- clipped, as after the sequence of calls that this stands for, and so is a handle of it that was taken before. An
+-- optimizer or scaler of the script's own gets that sequence itself.
 local base = require "ddp.ffi"
 local tensor = require "ddp.tensor"
 local ops = require "ddp.ops"
@@ -15,6 +20,7 @@ local grad = require "ddp.grad"
 local module = require "ddp.nn.module"
 local optim = require "ddp.optim"
 local parallel = require "ddp.parallel"
+local amp = require "ddp.amp"
 local fail = base.error
 
 local Stepper = {}
@@ -35,6 +41,7 @@ local function gradients(self)
 end
 
 local function any_gradient(self)
+  if self.plain then return optim.has_grads(self.optimizer) end
   for _, g in ipairs(self.optimizer.param_groups) do
     for _, p in ipairs(g.params) do if p.grad ~= nil then return true end end
   end
@@ -46,8 +53,9 @@ end
 -- sum so far * R / W, when W is not R.
 local function rescale(self)
   if self.total == self.expected or self.total == 0 then return end
-  local grads = gradients(self)
-  if #grads > 0 then base.free(grad.no_grad(ops.grad_unscale_, grads, self.expected / self.total)) end
+  local grads = self.plain and {} or gradients(self)
+  if self.plain then optim.scale_grads(self.optimizer, self.expected / self.total)
+  elseif #grads > 0 then base.free(grad.no_grad(ops.grad_unscale_, grads, self.expected / self.total)) end
   self.expected = self.total
 end
 
@@ -74,6 +82,27 @@ end
 
 local function rate(self) return self.optimizer.param_groups[1].lr end
 
+-- The calls in their order, each with its pass over the gradients. Returns whether the step was made, and their norm.
+local function step_by_calls(self)
+  if self.scaler then self.scaler:unscale_(self.optimizer) end
+  local norm = self.clip and optim.clip_grad_norm_(parameters(self), self.clip)
+  local applied = true
+  if self.scaler then applied = self.scaler:step(self.optimizer)
+  else self.optimizer:step() end
+  return applied, norm
+end
+
+local function step_at_once(self)
+  local scaler, norm = self.scaler and self.scaler:is_enabled() and self.scaler, nil
+  if scaler then norm = amp.look(scaler, self.optimizer)
+  elseif self.clip then norm = optim.grad_norm(self.optimizer, 1) end
+  local factor = self.clip and optim.clip_factor(norm:item(), self.clip) or 1
+  local applied = true
+  if scaler then applied = scaler:step(self.optimizer, factor)
+  else optim.apply_scaled(self.optimizer, factor) end
+  return applied, norm
+end
+
 -- Gradients are whole and the same on all ranks. Returns applied, info.
 local function close_window(self)
   local info = { window_end = true, skipped = false, lr = rate(self) }
@@ -82,19 +111,12 @@ local function close_window(self)
     info.skipped = true
     return false, info
   end
-  if self.scaler then self.scaler:unscale_(self.optimizer) end
-  local norm = self.clip and optim.clip_grad_norm_(parameters(self), self.clip)
-  local applied = true
-  if self.scaler then
-    applied = self.scaler:step(self.optimizer)
-    self.scaler:update()
-  else
-    self.optimizer:step()
-  end
+  local applied, norm = (self.plain and step_at_once or step_by_calls)(self)
+  if self.scaler then self.scaler:update() end
   if applied and self.schedule then self.schedule:step() end
   info.skipped = not applied
   if norm then
-    info.grad_norm = norm:item()
+    if self.clip then info.grad_norm = norm:item() end
     base.free(norm)
   end
   return applied, info
@@ -169,5 +191,5 @@ return function(opts)
   need(opts.scaler == nil or type(opts.scaler) == "table" and opts.scaler.unscale_, "scaler", "a GradScaler", opts.scaler)
   need(opts.schedule == nil or type(opts.schedule) == "table" and opts.schedule.get_last_lr, "schedule", "a schedule", opts.schedule)
   return setmetatable({ model = m, wrapped = wrapped, optimizer = opts.optimizer, accumulate = n, clip = opts.clip, scaler = opts.scaler,
-    schedule = opts.schedule, seen = 0, total = 0, expected = 0 }, Stepper)
+    schedule = opts.schedule, plain = optim.is_plain(opts.optimizer) and (opts.scaler == nil or amp.is_plain(opts.scaler)), seen = 0, total = 0, expected = 0 }, Stepper)
 end

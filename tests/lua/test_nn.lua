@@ -2,6 +2,7 @@
 local t = require "harness"
 local ddp = require "ddp"
 local nn, F = ddp.nn, ddp.nn.functional
+local ops = require "ddp.ops"
 
 t.test("modules list parameters in order of assignment, tied ones once", function()
   local Block = nn.Module "Block"
@@ -276,6 +277,57 @@ t.test("a hook, or a forward of its own, keeps BatchNorm2d and ReLU apart", func
   t.ok(fused())
   m[2].forward = function(_, y) return y * 2 end
   t.ok(not fused())
+end)
+t.test("a Linear and the ReLU or GELU after it go as one op, equal to the two, gradients included", function()
+  local bits = { f32 = 23, bf16 = 7 }
+  for _, make in ipairs { function() return nn.ReLU() end, function() return nn.GELU() end, function() return nn.GELU { approximate = "tanh" } end } do
+    for _, dtype in ipairs { "f32", "bf16" } do
+      ddp.manual_seed(5)
+      local fused = nn.Sequential(nn.Linear(20, 70), make(), nn.Linear(70, 5, { bias = false }), make())
+      local plain = nn.Sequential(nn.Linear(20, 70), make(), nn.Linear(70, 5, { bias = false }), make())
+      plain:load_state_dict(fused:state_dict())
+      for i = 1, 4 do plain[i]:register_forward_hook(function() end) end
+      local x, g = ddp.randn(130, 20), ddp.randn(130, 5)
+      local a, b = x:clone():requires_grad_(true), x:clone():requires_grad_(true)
+      local function run(m, v) return dtype == "f32" and m(v) or ddp.autocast(dtype, m, v) end
+      local y, z
+      t.ok(kernels_of(function() y = run(fused, a) end):find "linear_act%.cpu", "not fused")
+      t.ok(not kernels_of(function() z = run(plain, b) end):find "linear_act", "hooks did not keep them apart")
+      t.ok(kernels_of(function() y:backward(g:to(y:dtype())) end):find "linear_act_grad%.cpu")
+      z:backward(g:to(z:dtype()))
+      local limit = 8 * 2 ^ -bits[dtype] -- what each layer rounds
+      t.ok(close(y, z, limit) and close(a.grad, b.grad, limit))
+      local q = plain:parameters()
+      for i, p in ipairs(fused:parameters()) do t.ok(close(p.grad, q[i].grad, limit), "parameter " .. i) end
+      local quiet = ddp.no_grad(function() return run(fused, x) end)
+      t.ok(not quiet.requires_grad and close(quiet, z, limit))
+    end
+  end
+end)
+t.test("a hook, a forward of its own or check_nan keeps Linear and GELU apart; an unknown approximation stays an error", function()
+  local m, x = nn.Sequential(nn.Linear(3, 4), nn.GELU()), ddp.randn(2, 3)
+  local function fused() return kernels_of(function() m(x) end):find "linear_act" ~= nil end
+  t.ok(fused())
+  local hook = m[1]:register_forward_hook(function() end)
+  t.ok(not fused())
+  hook:remove()
+  hook = m[2]:register_forward_pre_hook(function() end)
+  t.ok(not fused())
+  hook:remove()
+  ddp.check_nan(true)
+  t.ok(not fused())
+  ddp.check_nan(false)
+  t.ok(fused())
+  m[1].forward = function(self, v) return F.linear(v, self.weight, self.bias) * 2 end
+  t.ok(not fused())
+  t.fails(function() nn.Sequential(nn.Linear(3, 4), nn.GELU { approximate = "tan" })(x) end, "expected none or tanh")
+end)
+t.test("without a gradient wanted, or without save, linear_act keeps nothing for it", function()
+  local x, w = ddp.randn(6, 3), ddp.randn(4, 3)
+  local _, kept = ops.linear_act(x, w, nil, nil, 2)
+  local _, none = ops.linear_act(x, w, nil, nil, 2, false)
+  local _, of_relu = ops.linear_act(x, w, nil, nil, 1)
+  t.eq({ kept:numel(), none:numel(), of_relu:numel() }, { 24, 0, 0 })
 end)
 t.test("hooks in a ResNet see live tensors, before and after the ops that drop theirs", function()
   local net, kept = ddp.models.resnet20 { num_classes = 3, in_channels = 3 }, {}

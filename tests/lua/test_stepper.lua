@@ -311,6 +311,141 @@ t.test("C6 a skipped micro-batch counts for nothing; a window of them is no step
   local again, info = step:skip()
   t.ok(not again and info.window_end and info.skipped and difference(m, full) < 1e-6)
 end)
+-- ---- gradients are read once by the step, and written for those who look ------------------------------------------------------
+
+-- One window of net() by the stepper, or by the calls it stands for. look(m): what is done between backward and the step; its
+-- value comes back second. make: the optimizer.
+local function window(by_calls, make, opts, look)
+  local m, looked = net(), nil
+  local opt = make(m:parameters())
+  local scaler = opts.scale and ddp.amp.GradScaler { init_scale = opts.scale }
+  m[3].bias:register_post_accumulate_grad_hook(function() looked = look and look(m) end)
+  if by_calls then
+    local loss = loss_of(m, 1, 27)
+    local from = scaler and scaler:scale(loss) or loss
+    from:backward()
+    if scaler then scaler:unscale_(opt) end
+    local norm = opts.clip and ddp.clip_grad_norm_(m:parameters(), opts.clip):item()
+    if scaler then scaler:step(opt) else opt:step() end
+    return m, looked, norm
+  end
+  local _, info = ddp.stepper { model = m, optimizer = opt, clip = opts.clip, scaler = scaler }(loss_of(m, 1, 27))
+  return m, looked, info.grad_norm
+end
+local function sgd(params) return ddp.optim.SGD(params, { lr = 0.5, momentum = 0.9, weight_decay = 0.01 }) end
+local function adamw(params) return ddp.optim.AdamW(params, { lr = 0.01 }) end
+local function near_tensors(got, want, what)
+  local top = ddp.no_grad(function() return want:abs():max():item() end)
+  t.ok(got:allclose(want, { rtol = 0, atol = 1e-6 * top }), what)
+end
+
+t.test("P1 the stepper moves parameters as the calls do, whatever is unscaled and clipped", function()
+  for _, make in ipairs { sgd, adamw } do
+    for _, opts in ipairs { { clip = 0.1 }, { clip = 1e6 }, { scale = 1024 }, { scale = 3000, clip = 0.1 }, {} } do
+      local m, _, norm = window(false, make, opts)
+      local want, _, want_norm = window(true, make, opts)
+      for i, p in ipairs(m:parameters()) do near_tensors(p, want:parameters()[i], "a parameter differs") end
+      t.eq(norm == nil, want_norm == nil)
+      if norm then t.near(norm / want_norm, 1, 1e-6, "the norm") end
+    end
+  end
+end)
+t.test("P1 p.grad after the step is unscaled and clipped, read once or again", function()
+  for _, opts in ipairs { { clip = 0.1 }, { scale = 1024 }, { scale = 3000, clip = 0.1 } } do
+    local m, want = window(false, sgd, opts), window(true, sgd, opts)
+    for i, p in ipairs(m:parameters()) do
+      near_tensors(p.grad, want:parameters()[i].grad, "a gradient differs")
+      near_tensors(p.grad, want:parameters()[i].grad, "a gradient differs when it is read again")
+    end
+  end
+end)
+t.test("P1 a handle or a view of a gradient, taken before the step, shows it unscaled and clipped after it", function()
+  local opts = { scale = 3000, clip = 0.1 }
+  local want = window(true, sgd, opts)
+  local _, held = window(false, sgd, opts, function(m) return m[1].weight.grad end)
+  near_tensors(held, want[1].weight.grad, "the handle")
+  local _, view = window(false, sgd, opts, function(m) return m[1].weight.grad:flatten(1) end)
+  collectgarbage()
+  collectgarbage()
+  near_tensors(view, want[1].weight.grad:flatten(1), "the view")
+end)
+t.test("P1 a tensor set as p.grad is written, as the calls write it", function()
+  local p = leaf(1)
+  local opt, own = ddp.optim.SGD({ p }, { lr = 1 }), ddp.full({ 2 }, 8)
+  local scaler = ddp.amp.GradScaler { init_scale = 4 }
+  scaler:scale(p:sum()) -- counts as a loss
+  p.grad = own
+  scaler:step(opt)
+  t.eq(own:tolist(), { 2, 2 })
+  t.eq(p:tolist(), { -1, -1 })
+end)
+t.test("P1 scaler:step without unscale_ leaves p.grad unscaled, also where it skips", function()
+  for _, factor in ipairs { 6, math.huge } do
+    local p = leaf(1)
+    local opt, scaler = ddp.optim.SGD({ p }, { lr = 1 }), ddp.amp.GradScaler { init_scale = 4 }
+    scaler:scale((p * ddp.tensor { 3, factor }):sum()):backward()
+    t.eq(scaler:step(opt), factor < math.huge)
+    t.eq(p.grad:tolist(), { 3, factor })
+    t.eq(p:tolist(), factor < math.huge and { -2, -5 } or { 1, 1 })
+  end
+end)
+t.test("P1 a backward, a step and a norm after the step go on from gradients as they should be", function()
+  local function after(fn)
+    local p = leaf(1)
+    local opt, scaler = ddp.optim.SGD({ p }, { lr = 1 }), ddp.amp.GradScaler { init_scale = 4 }
+    scaler:scale((p * 3):sum()):backward()
+    scaler:step(opt)
+    return fn(p, opt)
+  end
+  after(function(p)
+    (p * 5):sum():backward()
+    t.eq(p.grad:tolist(), { 8, 8 }, "added to")
+  end)
+  after(function(p, opt)
+    opt:step()
+    t.eq(p:tolist(), { -5, -5 }, "stepped again")
+    t.eq(p.grad:tolist(), { 3, 3 }, "stepped again")
+  end)
+  after(function(p) t.near(ddp.clip_grad_norm_({ p }, 100):item(), math.sqrt(18), 1e-6, "the norm") end)
+  after(function(p, opt)
+    opt:zero_grad();
+    (p * 5):sum():backward()
+    t.eq(p.grad:tolist(), { 5, 5 }, "dropped before")
+  end)
+end)
+t.test("P1 a factor below f32's normal numbers loses no digits", function()
+  local m, scaler = nn.Module "One"(), ddp.amp.GradScaler { init_scale = 2 ^ 118 }
+  m.p = nn.Parameter(leaf(1))
+  local opt = ddp.optim.SGD({ m.p }, { lr = 1 })
+  ddp.stepper { model = m, optimizer = opt, clip = 3e-6, scaler = scaler }((m.p * 7):sum())
+  local want = 3e-6 / math.sqrt(2)
+  t.near(m.p.grad[1]:item() / want, 1, 1e-6)
+  t.near((1 - m.p[1]:item()) / want, 1, 0.05) -- as far as 1 - p holds it
+end)
+t.test("P1 an optimizer with a step of its own sees its gradients unscaled and clipped", function()
+  local m, seen = net(), nil
+  local opt = sgd(m:parameters())
+  local plain = opt.step
+  opt.step = function(self)
+    seen = m[1].weight.grad:clone()
+    plain(self)
+  end
+  ddp.stepper { model = m, optimizer = opt, clip = 0.1, scaler = ddp.amp.GradScaler { init_scale = 3000 } }(loss_of(m, 1, 27))
+  near_tensors(seen, window(true, sgd, { scale = 3000, clip = 0.1 })[1].weight.grad, "what it saw")
+end)
+t.test("P1 nobody looks, so nobody writes: gradients keep their bytes through the step", function()
+  local p = nn.Parameter(ddp.ones(1000))
+  local opt = ddp.optim.SGD({ p }, { lr = 1 })
+  local rows = ddp.profile(function()
+    local scaler = ddp.amp.GradScaler { init_scale = 4 }
+    scaler:scale((p * 3):sum()):backward()
+    scaler:step(opt)
+  end)
+  local ran = {}
+  for _, r in ipairs(rows) do ran[r.op or r.kernel] = true end
+  t.ok(not ran["grad_unscale_"], "a pass of its own")
+  t.eq(p.grad[1]:item(), 3)
+end)
 t.test("a stepper refuses bad arguments by name", function()
   local m = net()
   local opt = ddp.optim.SGD(m:parameters(), { lr = 1 })

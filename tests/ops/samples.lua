@@ -109,6 +109,23 @@ S.matmul = { samples = { { inputs = { { 2, 3 }, { 3, 4 } }, list_value = functio
 S.linear = { samples = { { inputs = { { 4, 3 }, { 2, 3 }, { 2 } } }, { inputs = { { 2, 4, 3 }, { 2, 3 }, false } }, { inputs = { { 3 }, { 2, 3 }, { 2 } } },
   { inputs = { { 32, 10 }, { 100, 10 }, { 100 } }, no_grad = true }, { inputs = { { 128, 90 }, { 120, 90 }, { 120 } }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, { 2, 4 }, false }, text = "the last size of x must be 4" }, { inputs = { { 4, 3 }, { 2, 3 }, { 3 } }, text = "bias is [3]" } } }
+S.linear_act = { samples = { { inputs = { { 4, 3 }, { 2, 3 }, { 2 }, false } }, { inputs = { { 4, 3 }, { 2, 3 }, { 2 }, { 4, 2 } } }, { inputs = { { 4, 3 }, { 2, 3 }, false, { 4, 2 } }, args = { 1 } },
+  { inputs = { { 2, 4, 3 }, { 2, 3 }, false, false }, args = { 1 } }, { inputs = { { 3 }, { 2, 3 }, { 2 }, { 2 } }, args = { 2 } }, { inputs = { { 0, 3 }, { 2, 3 }, { 2 }, false }, args = { 2 } } }, fail = {
+  { inputs = { { 4, 3 }, { 2, 4 }, false, false }, text = "linear_act: w is [2,4], x [4,3]: the last size of x must be 4" }, { inputs = { { 4, 3 }, { 2, 3 }, false, { 4, 3 } }, text = "residual is [4,3], the result [4,2]" },
+  { inputs = { { 4, 3 }, { 2, 3 }, false, { 4, 2, dtype = "f64" } }, text = "residual is f64, expected f32" }, { inputs = { { 4, 3 }, { 2, 3 }, false, false }, args = { 4 }, text = "act is 4, expected 0 to 3" } } }
+for act = 0, 3 do
+  for _, save in ipairs { true, false } do
+    table.insert(S.linear_act.samples, { inputs = { { 5, 3 }, { 4, 3 }, { 4 }, false }, args = { act, save } })
+    table.insert(S.linear_act.samples, { inputs = { { 2, 3, 3 }, { 4, 3 }, { 4 }, { 2, 3, 4 } }, args = { act, save } })
+  end
+  -- Around the sizes of tiles, on either side; the last with rows and columns for several threads.
+  for _, n in ipairs { { 1, 17, 33 }, { 13, 32, 31 }, { 65, 33, 47 }, { 97, 70, 129 }, { 130, 90, 600 } } do
+    table.insert(S.linear_act.samples, { inputs = { { n[1], n[2] }, { n[3], n[2] }, { n[3] }, act % 2 == 0 and { n[1], n[3] } or false }, args = { act }, no_grad = true })
+  end
+end
+S.linear_act_grad = { samples = { { inputs = { { 70, 37 }, { 70, 37, kind = "away" } }, args = { 1 }, no_grad = true }, { inputs = { { 3, 1100 }, { 3, 1100 } }, args = { 2 }, no_grad = true }, { inputs = { { 5, 500, 7 }, { 5, 500, 7 } }, args = { 3 }, no_grad = true },
+  { inputs = { { 3, 2 }, { 3, 2, kind = "away" } }, args = { 1 }, constant = { [2] = true } }, { inputs = { { 2, 3, 2 }, { 2, 3, 2 } }, args = { 2 } }, { inputs = { { 4 }, { 4 } }, args = { 3 } } },
+  fail = { { inputs = { { 3, 2 }, { 2, 3 } }, args = { 1 }, text = "g is [3,2], from [2,3]" }, { inputs = { { 3 }, { 3 } }, args = { 0 }, text = "act is 0, expected 1 to 3" } } }
 
 -- ---- convolution --------------------------------------------------------------------------------------------------------
 S.conv2d = { samples = { { inputs = { { 2, 3, 5, 5 }, { 4, 3, 3, 3 }, { 4 } } }, { inputs = { { 1, 2, 6, 5 }, { 3, 2, 3, 2 }, false }, args = { 2, { 1, 0 } } },
@@ -247,10 +264,13 @@ local function lists(n, sizes)
   return out
 end
 local halves_refused = { dtype = "bf16", text = "parameter 1 is bf16, expected f32 or f64; keep parameters in f32 and compute under autocast" }
-S.sgd_step = { returns_first = true, no_half = true, samples = { { inputs = lists(3, { { 3 }, { 2, 4 } }), args = { 0.1, 0.9, 0, 0.01 } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false } }, { inputs = lists(3, { { 5 } }), args = { 0.1, 0.9, 0, 0, true, true } } },
+S.sgd_step = { returns_first = true, no_half = true, samples = { { inputs = lists(3, { { 3 }, { 2, 4 } }), args = { 0.1, 0.9, 0, 0.01 } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false } }, { inputs = lists(3, { { 5 } }), args = { 0.1, 0.9, 0, 0, true, true } },
+  { inputs = lists(3, { { 3 }, { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false, 0.25 } }, { inputs = lists(3, { { 3 }, { 37 } }), args = { 0.1, 0.9, 0.1, 0.01, false, false, 0.25, true } },
+  { inputs = lists(3, { { 37 } }), args = { 0.1, 0.9, 0, 0.01, true, true, 3, true } }, { inputs = lists(3, { { 37 } }), args = { 0.1, 0, 0, 0.01, false, false, 3, true } } },
   fail = { { inputs = { { list = { { 3 } } }, { list = { { 4 } } }, { list = { { 3 } } } }, args = { 0.1 }, text = "its grads f32 [4]" },
     { inputs = lists(3, { { 3 } }), args = { 0.1 }, dtype = halves_refused.dtype, text = halves_refused.text } } }
-S.adam_step = { returns_first = true, no_half = true, samples = { { inputs = lists(4, { { 3 }, { 2, 4 } }), args = { 0.01 } }, { inputs = lists(4, { { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3 } } },
+S.adam_step = { returns_first = true, no_half = true, samples = { { inputs = lists(4, { { 3 }, { 2, 4 } }), args = { 0.01 } }, { inputs = lists(4, { { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3 } },
+  { inputs = lists(4, { { 3 }, { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, true, 3, 0.25 } }, { inputs = lists(4, { { 3 }, { 37 } }), args = { 0.01, 0.8, 0.99, 1e-6, 0.1, false, 3, 4, true } } },
   fail = { { inputs = lists(4, { { 3 } }), args = { 0.01, 0.9, 0.999, 1e-8, 0, false, 0 }, text = "step is 0" },
     { inputs = lists(4, { { 3 } }), args = { 0.01 }, dtype = halves_refused.dtype, text = halves_refused.text } } }
 
@@ -259,6 +279,7 @@ local none, whole_numbers = { inputs = { { list = {} } }, text = "no gradients" 
 S.grad_unscale_ = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.25 } }, { inputs = lists(1, { { 70000 }, { 37 } }), args = { 3 } } }, fail = { none, whole_numbers } }
 S.grad_clip_ = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.5 } }, { inputs = lists(1, { { 140001 }, { 37 } }), args = { 3 } },
   { inputs = lists(1, { { 3 }, { 4 } }), args = { 1000 } }, { inputs = lists(1, { { 5 } }) } }, fail = { none, whole_numbers, { inputs = lists(1, { { 3 } }), args = { -1 }, text = "max_norm is -1" } } }
+S.grad_norm = { returns_first = true, no_half = true, samples = { { inputs = lists(1, { { 3 }, { 2, 4 }, {}, { 2, 0 } }), args = { 0.25 } }, { inputs = lists(1, { { 140001 }, { 37 } }) } }, fail = { none, whole_numbers } }
 
 -- ---- collectives (a world of one) ------------------------------------------------------------------------------------------------------------
 S.all_gather = { samples = { { inputs = { { 2, 3 } } } }, fail = {} }

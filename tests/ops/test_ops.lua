@@ -9,7 +9,7 @@ local ddp = require "ddp"
 -- Ops without a gradient, by nature; those of the list flagged so.
 local NO_GRAD = {}
 for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "argmax", "full", "arange", "eye", "rand", "randn", "randint", "randperm", "uniform_", "normal_",
-  "bernoulli_", "sgd_step", "adam_step", "grad_unscale_", "grad_clip_", "all_gather", "reduce_scatter", "all_reduce_", "broadcast_" } do NO_GRAD[name] = true end
+  "bernoulli_", "sgd_step", "adam_step", "grad_unscale_", "grad_clip_", "grad_norm", "all_gather", "reduce_scatter", "all_reduce_", "broadcast_" } do NO_GRAD[name] = true end
 
 -- Elementwise: the samples' scalar function over broadcast flat elements.
 local function elementwise(value)

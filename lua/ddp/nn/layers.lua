@@ -31,13 +31,16 @@ function M.Sequential:init(...)
     self[i] = m
   end
 end
--- A BatchNorm and a ReLU after it go as one.
+-- A BatchNorm and a ReLU after it go as one, and a Linear and a ReLU or GELU.
 function M.Sequential:forward(x)
   local i, n = 1, #self
   while i <= n do
     local m, after = self[i], self[i + 1]
     if after and m:is(M.BatchNorm) and M.plain(after, M.ReLU) then
       x = M.batch_norm_relu(m, x)
+      i = i + 2
+    elseif after and M.plain(m, M.Linear) and M.activation(after) then
+      x = M.linear_act(m, x, M.activation(after))
       i = i + 2
     else
       x = m(x)
@@ -72,6 +75,12 @@ function M.Linear:init(i, o, opts)
   if opts.bias ~= false then self.bias = uniform({ o }, i) end
 end
 function M.Linear:forward(x) return ops.linear(x, self.weight, self.bias) end
+-- act(linear(x)) as one op; act: a number of ops.linear_act. What its gradient reads is kept only where one is wanted.
+function M.linear_act(linear, x, act)
+  local y, pre = ops.linear_act(x, linear.weight, linear.bias, nil, act, base.C.ddp_grad_mode() == 1)
+  free(pre)
+  return y
+end
 function M.Linear:extra() return ("%d, %d%s"):format(self.in_features, self.out_features, self.bias == nil and ", bias = false" or "") end
 
 M.Conv2d = class "Conv2d"
@@ -186,6 +195,12 @@ simple("Identity", function(x) return x end)
 M.GELU = class "GELU"
 function M.GELU:init(opts) self.opts = base.options("GELU", opts, { "approximate" }) end
 function M.GELU:forward(x) return F.gelu(x, self.opts) end
+
+-- The number by which ops.linear_act knows what m does, unseen; nil where it does not.
+function M.activation(m)
+  if M.plain(m, M.ReLU) then return 1 end
+  if M.plain(m, M.GELU) then return m.opts.approximate == "tanh" and 3 or (m.opts.approximate == nil or m.opts.approximate == "none") and 2 or nil end
+end
 
 M.Flatten = class "Flatten"
 function M.Flatten:init(first, last) self.first, self.last = first or 2, last or -1 end

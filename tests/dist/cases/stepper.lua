@@ -89,6 +89,26 @@ do
   expect(same(), "gradients were not reduced at the window's end")
 end
 
+-- P1 P3: gradients in buckets are unscaled and clipped after the step, for a handle of an earlier step and for a first look.
+do
+  local function two_steps(m, model, first, n)
+    local opt, scaler = ddp.optim.SGD(m:parameters(), { lr = 0.5 }), ddp.amp.GradScaler { init_scale = 3000 }
+    local step, held = ddp.stepper { model = model, optimizer = opt, clip = 0.1, scaler = scaler }, nil
+    for i = 1, 2 do
+      step(loss_of(model, first, n), n)
+      held = held or m[1].weight.grad
+      expect(m[1].weight.grad:equal(held) or i == 2 and model == m, "another address")
+    end
+    return held, m[1].weight.grad, m[3].weight.grad
+  end
+  local serial, a = net(), net()
+  local _, first, last = two_steps(serial, serial, 1, 27)
+  local b = { two_steps(a, ddp.DistributedDataParallel(a), r == 0 and 1 or 17, r == 0 and 16 or 11) }
+  for i, want in ipairs { first, first, last } do
+    expect(b[i]:allclose(want, { rtol = 0, atol = 1e-6 }), "a gradient differs from the serial run's")
+  end
+end
+
 -- P1: an infinity on one rank alone, without a wrapped model, is skipped by both; so is one inside a wrapped model.
 for _, wrap in ipairs { false, true } do
   local m = net()
