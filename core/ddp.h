@@ -407,6 +407,15 @@ DDP_API int ddp_autocast_begin(int dtype, int *before);
 DDP_API void ddp_autocast_end(int before);
 /* The dtype in force on this thread, or DDP_AUTOCAST_OFF. */
 DDP_API int ddp_autocast_dtype(void);
+/* For code that is left and entered again in the middle of a region (coroutines): what it runs under. Code that was not
+ * entered yet: its dtype and 0 regions. */
+typedef struct ddp_autocast_state {
+    int dtype, regions; /* regions: open ones, begun in that code */
+} ddp_autocast_state;
+/* Puts s in force on this thread, and what was in force into s. */
+DDP_API void ddp_autocast_swap(ddp_autocast_state *s);
+/* s will not be entered again: its regions are over. */
+DDP_API void ddp_autocast_abandon(ddp_autocast_state *s);
 
 /* How exact f32 matrix products and convolutions are.
  *   EXACT    each product in f32, as defined

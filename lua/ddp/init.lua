@@ -5,6 +5,7 @@ local grad = require "ddp.grad"
 local parallel = require "ddp.parallel"
 local ffi = require "ffi"
 local C = base.C
+require "ddp.coroutines" -- modes belong to them
 
 local ddp = {}
 for _, part in ipairs { tensor, grad, parallel } do
