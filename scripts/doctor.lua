@@ -31,6 +31,22 @@ if isa ~= "v3" and isa ~= "v4" then
     :format(os.getenv "DDP_ISA" and "DDP_ISA leaves out AVX2" or "this processor has no AVX2")
 end
 
+-- What multiplies bf16, and f32 of precision "high".
+local flags = (first_line("/proc/cpuinfo", "^flags%s*:(.*)") or "") .. " "
+local half = ddp.randn(128, 128):to "bf16"
+local function product_of(t) return kernel_of(function() return t:matmul(t) end) end
+local by_amx = product_of(half):find(".amx.", 1, true)
+local emulated = os.getenv "DDP_AMX" == "emulate"
+local has_amx = flags:find " amx_bf16 " and flags:find " amx_tile "
+local why = ""
+if has_amx and not by_amx then why = os.getenv "DDP_ISA" and "; AMX is left out by DDP_ISA" or "; AMX is not lent by the system, or failed its check" end
+local pairs_too = isa == "v4" and flags:find " avx512_bf16 "
+say("bf16 products", "%s%s", by_amx and (emulated and "AMX, emulated" or "AMX") or pairs_too and "pairs (AVX512_BF16)" or "widened to f32", why)
+if by_amx and emulated then slow[#slow + 1] = "DDP_AMX=emulate is for tests: tiles are plain loops in memory" end
+ddp.set_float32_matmul_precision "high"
+say("f32 \"high\"", "%s", product_of(ddp.randn(128, 128)):find(".amx.", 1, true) and "two bf16 parts by AMX" or "as \"highest\": there is no AMX")
+ddp.set_float32_matmul_precision "highest"
+
 local a, w = ddp.randn(4, 64, 16, 16), ddp.randn(64, 32, 3, 3)
 local grouped = kernel_of(function() return ops.conv2d(a, w, nil, 1, 1, 1, 2) end)
 say("oneDNN", "%s", grouped:find "onednn" and "loaded" or "not there")

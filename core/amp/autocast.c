@@ -16,7 +16,8 @@ typedef struct entry {
 
 static _Thread_local struct {
     entry *entries;
-    int n, room, depth; /* depth: open regions */
+    int n, room;
+    int depth, elsewhere; /* open regions: of the code that runs, and of code that was left inside of them */
 } cache;
 
 static void drop_entry(int i) {
@@ -25,7 +26,9 @@ static void drop_entry(int i) {
     cache.entries[i] = cache.entries[--cache.n];
 }
 
+/* Where no region is open. */
 static void clear_cache(void) {
+    if (cache.depth > 0 || cache.elsewhere > 0) return;
     while (cache.n > 0) drop_entry(cache.n - 1);
     free(cache.entries);
     cache.entries = NULL;
@@ -128,7 +131,22 @@ int ddp_autocast_begin(int dtype, int *before) {
 
 void ddp_autocast_end(int before) {
     ddp__autocast = before;
-    if (cache.depth > 0 && --cache.depth == 0) clear_cache();
+    if (cache.depth > 0) cache.depth--;
+    clear_cache();
+}
+
+void ddp_autocast_swap(ddp_autocast_state *s) {
+    ddp_autocast_state now = {ddp__autocast, cache.depth};
+    cache.elsewhere += now.regions - s->regions;
+    ddp__autocast = s->dtype;
+    cache.depth = s->regions;
+    *s = now;
+}
+
+void ddp_autocast_abandon(ddp_autocast_state *s) {
+    cache.elsewhere -= s->regions;
+    s->regions = 0;
+    clear_cache();
 }
 
 int ddp_autocast_dtype(void) { return ddp__autocast; }

@@ -38,8 +38,9 @@ static bool onednn_has(const ddp_op_def *op) {
     }
 }
 
-/* Convolutions: the kernels of kernels/cpu refuse what they are not faster at. */
+/* Convolutions: the kernels of kernels/cpu refuse what they are not faster at. Products of precision "high". */
 static bool own_first(const ddp_op_def *op) {
+    if (op->id == DDP_OP_matmul || op->id == DDP_OP_linear) return ddp__cpu_high();
     return op->id == DDP_OP_conv2d || op->id == DDP_OP_conv2d_grad_input || op->id == DDP_OP_conv2d_grad_weight;
 }
 

@@ -10,6 +10,8 @@ enum { DDP_MAX_LISTS = 3 };
 DDP_LOCAL extern const ddp_kernel_list ddp__kernels_ref;
 /* kernels/cpu/list.c: the list for this processor, or for the cap in DDP_ISA (avx2, avx512; sse: neither); NULL: none fits. */
 DDP_LOCAL const ddp_kernel_list *ddp__kernels_cpu(void);
+/* Are f32 products of precision "high" now faster by kernels/cpu than elsewhere? After ddp__kernels_cpu. */
+DDP_LOCAL bool ddp__cpu_high(void);
 /* ---- DDP_TUNE=1 (tune.c) ---- */
 DDP_LOCAL bool ddp__tuning(void);
 /* The kernel that was measured fastest for this call's shape, among candidates that take it; the first of them where

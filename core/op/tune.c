@@ -1,5 +1,6 @@
 /* tune.c -- DDP_TUNE=1: the first call of a shape runs every kernel that takes it and keeps the fastest; so do all later calls,
- * and later processes by a file in the user's cache folder. One line a shape: what the call is, a tab, the kernel. */
+ * and later processes by a file in the user's cache folder. One line a shape: what the call is and where it was measured (a
+ * folder may be shared by machines), a tab, the kernel. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -10,8 +11,11 @@
 #include <unistd.h>
 
 #include "registry.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
-enum { KEY = 768, PATH = 1024, RUNS = 3 };
+enum { KEY = 768, PATH = 1024, MACHINE = 160, RUNS = 3 };
 
 typedef struct entry {
     char *key, *kernel;
@@ -22,7 +26,39 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool on;
 static char path[PATH]; /* empty: nowhere to keep it */
+static char machine[MACHINE];
 static entry *entries;
+
+/* ---- where ---------------------------------------------------------------------------------------------------------- */
+
+/* "NAME family/model/stepping" of the processor: virtual ones have names that say little. */
+static void name_processor(char *to, size_t room) {
+#if defined(__x86_64__)
+    unsigned r[12] = {0}, signature = 0, b, c, d;
+    __get_cpuid(1, &signature, &b, &c, &d);
+    for (unsigned i = 0; i < 3; i++)
+        __get_cpuid(0x80000002u + i, &r[4 * i], &r[4 * i + 1], &r[4 * i + 2], &r[4 * i + 3]);
+    char name[sizeof r + 1] = "";
+    memcpy(name, r, sizeof r);
+    unsigned family = signature >> 8 & 15, model = signature >> 4 & 15;
+    if (family == 6 || family == 15) model |= signature >> 12 & 0xf0;
+    if (family == 15) family += signature >> 20 & 255;
+    snprintf(to, room, "%s %u/%u/%u", name, family, model, signature & 15);
+#else
+    snprintf(to, room, "unknown");
+#endif
+}
+
+/* The processor, and what leaves some of its instructions out. */
+static void name_machine(void) {
+    const char *isa = getenv("DDP_ISA"), *amx = getenv("DDP_AMX");
+    char processor[80];
+    name_processor(processor, sizeof processor);
+    snprintf(machine, sizeof machine, "%s, isa %.16s%s%.16s", processor, isa && *isa ? isa : "any",
+             amx && *amx ? ", amx " : "", amx ? amx : "");
+    for (char *p = machine; *p; p++)
+        if (*p == '\t' || *p == '\n') *p = ' ';
+}
 
 /* ---- the file ------------------------------------------------------------------------------------------------------- */
 
@@ -57,6 +93,7 @@ static void find_file(void) {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME"), *env = getenv("DDP_TUNE");
     on = env && strcmp(env, "1") == 0;
     if (!on) return;
+    name_machine();
     char folder[PATH - 16];
     int n = -1;
     if (cache && *cache) n = snprintf(folder, sizeof folder, "%s", cache);
@@ -114,7 +151,8 @@ static bool describe(const ddp_call *c, char *key) {
         else n += (size_t)snprintf(key + n, KEY - n, " -");
     }
     for (int i = 0; i < c->op->n_attrs && n < KEY; i++) n += put_attr(key + n, KEY - n, &c->op->attrs[i], c->attrs);
-    if (n < KEY) n += (size_t)snprintf(key + n, KEY - n, " precision %d", ddp_float32_matmul_precision());
+    if (n < KEY)
+        n += (size_t)snprintf(key + n, KEY - n, " precision %d on %s", ddp_float32_matmul_precision(), machine);
     return n < KEY;
 }
 

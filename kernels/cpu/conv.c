@@ -80,6 +80,7 @@ const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {
     KERNEL(conv2d_grad_input, wino_s2, conv_wino_s2_reject, conv_wino_s2_run),
     KERNEL(conv2d_grad_input, direct, conv_direct_reject, conv_direct_run), NO_MORE};
 const ddp_kernel CPU_LOCAL(conv2d_grad_weight)[] = {
-    DEPTHWISE(conv2d_grad_weight), KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
+    DEPTHWISE(conv2d_grad_weight), KERNEL(conv2d_grad_weight, amx, conv_amx_reject, conv_amx_weight),
+    KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
     KERNEL(conv2d_grad_weight, wino_s2, conv_wino_s2_reject, conv_wino_s2_weight),
     KERNEL(conv2d_grad_weight, direct, conv_direct_reject, conv_weight_run), NO_MORE};

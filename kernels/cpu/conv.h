@@ -67,6 +67,8 @@ DDP_LOCAL int conv_direct_run(const ddp_call *c);
 DDP_LOCAL const char *conv_amx_reject(const ddp_call *c);
 #define conv_amx_run CPU_LOCAL(conv_amx_run) /* forward and gradient of x */
 DDP_LOCAL int conv_amx_run(const ddp_call *c);
+#define conv_amx_weight CPU_LOCAL(conv_amx_weight) /* gradient of w */
+DDP_LOCAL int conv_amx_weight(const ddp_call *c);
 #define conv_weight_run CPU_LOCAL(conv_weight_run) /* gradient of w; refuses what conv_direct_reject does */
 DDP_LOCAL int conv_weight_run(const ddp_call *c);
 

@@ -6,7 +6,7 @@
  * The gradient of x reads g where h + padding - r * dilation is a multiple of the stride: pixels go by their remainder
  * modulo the stride (a class), each with the taps that reach it, so that no product with an inserted zero is made.
  *
- * 16-bit rows are widened first, but for bf16 where the processor multiplies pairs of it (tiles.h). */
+ * 16-bit rows are widened first, but for bf16 where the processor multiplies pairs of it; f32 "high" is split (tiles.h). */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=fast")
 #endif
@@ -122,8 +122,33 @@ CPU_INLINE int64_t neighbours(const direct *d, const block *b, int64_t t, int64_
     return n;
 }
 
+/* The rows as one tap, `step` bytes apart. */
+static void one_tap(const direct *d, block *b, const char *patch, int64_t step) {
+    for (int64_t i = 0; i < b->rows.n; i++) b->rows.row[0][i] = patch + i * step;
+    b->rows.n_taps = 1;
+    b->rows.tap[0] = 0;
+    b->rows.width = d->panels.depth;
+    b->rows.row_step = step;
+}
+
+/* lay_patches of f32 in two parts: `depth` his, then as many los, a pixel. */
+static void lay_split(const direct *d, block *b, uint16_t *patch) {
+    int64_t depth = d->panels.depth, taps = b->rows.n_taps, rest = depth - taps * d->C;
+    for (int64_t i = 0; i < b->rows.n; i++) {
+        uint16_t *hi = patch + 2 * i * depth, *lo = hi + depth;
+        for (int64_t t = 0, run; t < taps; t += run, hi += run * d->C, lo += run * d->C) {
+            run = neighbours(d, b, t, i);
+            cpu_split_line((const float *)(const void *)b->rows.row[t][i], run * d->C, hi, lo);
+        }
+        memset(hi, 0, (size_t)rest * sizeof *hi);
+        memset(lo, 0, (size_t)rest * sizeof *lo);
+    }
+    one_tap(d, b, (const char *)patch, depth * 4);
+}
+
 /* The rows of all taps of each pixel side by side in `patch`, in the dtype of the products. */
 static void lay_patches(const direct *d, block *b, char *patch) {
+    if (d->panels.split) return lay_split(d, b, (uint16_t *)(void *)patch);
     int64_t bytes = d->panels.pairs ? 2 : 4, taps = b->rows.n_taps, used = taps * d->C;
     const char *end = d->in + d->N * d->h.in * d->w.in * d->C * bytes; /* zeros lie elsewhere, and have room */
     for (int64_t i = 0; i < b->rows.n; i++) {
@@ -135,17 +160,13 @@ static void lay_patches(const direct *d, block *b, char *patch) {
             else copy_row(to, from, run * d->C * bytes, from == d->zeros ? from + d->C * bytes + 16 : end);
         }
         if (used < d->panels.depth) memset(to, 0, (size_t)((d->panels.depth - used) * bytes));
-        b->rows.row[0][i] = patch + i * d->panels.depth * bytes;
     }
-    b->rows.n_taps = 1;
-    b->rows.tap[0] = 0;
-    b->rows.width = d->panels.depth;
-    b->rows.row_step = d->panels.depth * bytes;
+    one_tap(d, b, patch, d->panels.depth * bytes);
 }
 
 static int64_t block_pixels(const direct *d) {
     enum { NEAR = 512 << 10 };
-    int64_t unit = d->panels.amx ? 32 : CONV_MR, row = d->panels.depth * (d->panels.pairs ? 2 : 4);
+    int64_t unit = d->panels.amx ? 32 : CONV_MR, row = d->panels.depth * (d->dt != DDP_F32 && d->panels.pairs ? 2 : 4);
     int64_t n = d->patches ? NEAR / row / unit * unit : TILES_ROWS;
     return n < unit ? unit : n > TILES_ROWS ? TILES_ROWS : n;
 }
@@ -187,7 +208,7 @@ typedef struct packing {
     int64_t lane_step, other_step;
     int64_t depth;
     void *u;
-    bool pairs;
+    bool pairs, split;
     bool *failed;
 } packing;
 
@@ -230,7 +251,9 @@ static void pack_panels(const void *ctx, int64_t lo, int64_t hi) {
         float *to = panel ? panel : (float *)p->u + i * p->depth * CONV_NR;
         pack_panel(p, i * CONV_NR, to);
         if (used < p->depth) memset(to + used * CONV_NR, 0, (size_t)((p->depth - used) * CONV_NR) * sizeof *to);
-        if (panel) cpu_pair_rows(panel, p->depth, (uint32_t *)p->u + i * p->depth / 2 * CONV_NR);
+        int64_t words = p->depth / 2 * CONV_NR;
+        uint32_t *u = (uint32_t *)p->u + i * words * (p->split ? 2 : 1);
+        if (panel) cpu_pair_rows(panel, p->depth, u, p->split ? u + words : NULL);
     }
     if (panel) ddp__scratch_give(panel, bytes);
 }
@@ -258,7 +281,8 @@ static direct direct_of(const conv_shape *s, bool amx) {
     d.panels.columns = d.K;
     d.panels.bias = s->bias ? ddp__ptr(s->bias) : NULL;
     d.panels.dt = d.dt;
-    d.panels.pairs = d.dt == DDP_BF16 && cpu_has_pairs();
+    d.panels.split = amx && d.dt == DDP_F32;
+    d.panels.pairs = d.panels.split || (d.dt == DDP_BF16 && cpu_has_pairs());
     if (back) {
         d.h.classes = d.h.stride < d.h.out ? d.h.stride : d.h.out;
         d.w.classes = d.w.stride < d.w.out ? d.w.stride : d.w.out;
@@ -276,7 +300,8 @@ static int run_as(const ddp_call *c, bool amx) {
     conv_shape s = conv_shape_of(c);
     direct d = direct_of(&s, amx);
     bool failed = false;
-    int64_t panels = (d.K + CONV_NR - 1) / CONV_NR, u = panels * d.panels.depth * CONV_NR / (d.panels.pairs ? 2 : 1);
+    int64_t panels = (d.K + CONV_NR - 1) / CONV_NR, u = panels * d.panels.depth * CONV_NR;
+    if (d.panels.pairs && !d.panels.split) u /= 2; /* words */
     int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0, zeros = d.C + CPU_W, blocks = 0;
     size_t bytes = (size_t)(u + wide + zeros) * sizeof(float);
     float *scratch = ddp__scratch_take(bytes);
@@ -296,6 +321,7 @@ static int run_as(const ddp_call *c, bool amx) {
                  d.panels.depth,
                  d.panels.u,
                  d.panels.pairs,
+                 d.panels.split,
                  &failed};
     cpu_share(panels, u, pack_panels, &p);
     for (int64_t i = 0; i < d.h.classes * d.w.classes; i++) blocks += blocks_of(&d, i);
@@ -307,9 +333,8 @@ static int run_as(const ddp_call *c, bool amx) {
 int conv_direct_run(const ddp_call *c) { return run_as(c, false); }
 
 const char *conv_amx_reject(const ddp_call *c) {
-    if (c->in[0]->m.dtype != DDP_BF16) return "AMX multiplies bf16 only";
-    if (!cpu_has_amx()) return "no AMX";
-    return conv_direct_reject(c);
+    const char *why = cpu_amx_reject(c->in[0]->m.dtype);
+    return why ? why : conv_direct_reject(c);
 }
 
 int conv_amx_run(const ddp_call *c) { return run_as(c, true); }

@@ -3,6 +3,7 @@
 
 #include "../../core/mem/mem.h"
 #include "matmul.h"
+#include "tiles.h"
 
 /* 16 bits: all of it where tiles leave the registers. */
 static int run_half(const ddp_call *c, void *pre) {
@@ -14,7 +15,7 @@ static int run_half(const ddp_call *c, void *pre) {
     else if (residual) { /* brought into y's layout, where it is read before y is written */ cpu_copy(y, residual);
         g.residual = g.y;
     }
-    return cpu_half_gemm(&g);
+    return cpu_half_gemm(&g, g.dt == DDP_BF16 && cpu_has_amx());
 }
 
 /* p[0] = act(p[1]) + p[2], the last where there is a residual; p[0] may be p[1]. */

@@ -26,7 +26,7 @@ static const ddp_kernel *v4[DDP_OP_COUNT] = {
 
 static const ddp_kernel_list lists[] = {{"cpu", v2}, {"cpu", v3}, {"cpu", v4}};
 
-const ddp_kernel_list *ddp__kernels_cpu(void) {
+static const ddp_kernel_list *choose(void) {
     const char *isa = getenv("DDP_ISA");
     int cap = 2;
     if (isa && strcmp(isa, "sse") == 0) cap = 0;
@@ -42,3 +42,9 @@ const ddp_kernel_list *ddp__kernels_cpu(void) {
     if (cap >= 1 && has_v3) return &lists[1];
     return __builtin_cpu_supports("sse4.2") ? &lists[0] : NULL;
 }
+
+static const ddp_kernel_list *chosen;
+const ddp_kernel_list *ddp__kernels_cpu(void) { return chosen = choose(); }
+
+extern bool ddp__cpu_high_by_amx_v4(void); /* tiles.c */
+bool ddp__cpu_high(void) { return chosen == &lists[2] && ddp__cpu_high_by_amx_v4(); }

@@ -1,5 +1,6 @@
 /* matmul.c -- f32 products for small matrices, any strides: the right side is packed into panels of two vectors a
- * row, a few rows are computed at a time in registers. Large ones are oneDNN's. */
+ * row, a few rows are computed at a time in registers. Large ones are oneDNN's. The others, and f32 "high", are
+ * matmul_half.c's. */
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=fast") /* a product and its sum in one instruction */
 #endif
@@ -7,6 +8,7 @@
 
 #include "../../core/mem/mem.h"
 #include "matmul.h"
+#include "tiles.h"
 
 /* Rows a tile: as many accumulators as registers allow. */
 #if defined(__AVX512F__)
@@ -137,7 +139,7 @@ static int64_t batch_at(const ddp_meta *m, int own, const ddp_meta *y, int batch
     return at;
 }
 
-static int run_matmul(const ddp_call *c) {
+static int matmul(const ddp_call *c, bool amx) {
     const ddp_meta *a = &c->in[0]->m, *b = &c->in[1]->m, *y = &c->out[0]->m;
     bool row = a->ndim == 1, col = b->ndim == 1;
     int batch_dims = y->ndim - !row - !col, st = 0;
@@ -155,11 +157,28 @@ static int run_matmul(const ddp_call *c) {
         g.a = cpu_at(g.dt, ddp__ptr(c->in[0]), batch_at(a, row ? 1 : 2, y, batch_dims, i));
         g.b = cpu_at(g.dt, ddp__ptr(c->in[1]), batch_at(b, col ? 1 : 2, y, batch_dims, i));
         g.y = cpu_at(g.dt, ddp__ptr(c->out[0]), i * g.M * g.N);
-        st = g.dt == DDP_F32 ? run_gemm(&g) : cpu_half_gemm(&g);
+        st = g.dt == DDP_F32 && !amx ? run_gemm(&g) : cpu_half_gemm(&g, amx);
     }
     return st;
 }
-CPU_KERNEL(matmul, reject_matmul, run_matmul);
+
+/* By AMX: bf16, and f32 "high" where it is worth the packing. */
+static const char *reject_amx(const ddp_call *c, int64_t depth) {
+    enum { WORTH = 1 << 20 };
+    ddp_dtype dt = c->out[0]->m.dtype;
+    const char *why = cpu_amx_reject(dt);
+    if (why || dt != DDP_F32) return why;
+    return c->out[0]->numel * depth < WORTH ? "too few products to gain by two parts" : NULL;
+}
+static const char *reject_matmul_amx(const ddp_call *c) {
+    const char *why = reject_matmul(c);
+    return why ? why : reject_amx(c, c->in[0]->m.size[c->in[0]->m.ndim - 1]);
+}
+static int run_matmul(const ddp_call *c) { return matmul(c, false); }
+static int run_matmul_amx(const ddp_call *c) { return matmul(c, true); }
+const ddp_kernel CPU_LOCAL(matmul)[] = {{"matmul.amx." CPU_TEXT(DDP_CPU_ISA), reject_matmul_amx, run_matmul_amx},
+                                        {"matmul.cpu." CPU_TEXT(DDP_CPU_ISA), reject_matmul, run_matmul},
+                                        {NULL, NULL, NULL}};
 
 /* ---- linear ---- */
 
@@ -190,8 +209,18 @@ gemm cpu_linear_of(const ddp_call *c) {
     return g;
 }
 
+static const char *reject_linear_amx(const ddp_call *c) {
+    const char *why = cpu_reject_linear(c);
+    return why ? why : reject_amx(c, c->in[1]->m.size[1]);
+}
 static int run_linear(const ddp_call *c) {
     gemm g = cpu_linear_of(c);
-    return g.dt == DDP_F32 ? run_gemm(&g) : cpu_half_gemm(&g);
+    return g.dt == DDP_F32 ? run_gemm(&g) : cpu_half_gemm(&g, false);
 }
-CPU_KERNEL(linear, cpu_reject_linear, run_linear);
+static int run_linear_amx(const ddp_call *c) {
+    gemm g = cpu_linear_of(c);
+    return cpu_half_gemm(&g, true);
+}
+const ddp_kernel CPU_LOCAL(linear)[] = {{"linear.amx." CPU_TEXT(DDP_CPU_ISA), reject_linear_amx, run_linear_amx},
+                                        {"linear.cpu." CPU_TEXT(DDP_CPU_ISA), cpu_reject_linear, run_linear},
+                                        {NULL, NULL, NULL}};

@@ -19,9 +19,12 @@ typedef struct gemm {
     void *pre;            /* laid out as y: gets what act is applied to; or NULL */
 } gemm;
 
-/* 16-bit operands (matmul_half.c): summed in f32, rounded once. A status. */
+/* 16-bit operands, and with amx f32 in two parts (matmul_half.c): summed in f32, rounded once. A status. */
 #define cpu_half_gemm CPU_LOCAL(half_gemm)
-DDP_LOCAL int cpu_half_gemm(const gemm *g);
+DDP_LOCAL int cpu_half_gemm(const gemm *g, bool amx);
+/* The same by AMX as a sum of outer products (outer.c), where columns of a and rows of b lie together: a gradient of weights. */
+#define cpu_outer_gemm CPU_LOCAL(outer_gemm)
+DDP_LOCAL int cpu_outer_gemm(const gemm *g);
 /* What linear, and linear_act, multiply; without what is cpu_half_gemm's alone. */
 #define cpu_linear_of CPU_LOCAL(linear_of)
 DDP_LOCAL gemm cpu_linear_of(const ddp_call *c);

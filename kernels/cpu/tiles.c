@@ -237,26 +237,50 @@ static bool amx_allowed(void) {
     return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
 }
 
-/* One square by tiles against the emulation: whole numbers, so that the order of sums does not matter. */
-static bool amx_works(void) {
-    uint16_t rows[32][32];
-    uint32_t u[16 * CONV_NR];
+/* Whole numbers from -5 to 5 as bf16, so that the order of sums does not matter. */
+static void fill_whole(uint16_t *to, int n) {
+    for (int i = 0; i < n; i++) to[i] = ddp__f32_to_bf16((float)((i * 7 + i / 32 * 3) % 11 - 5));
+}
+
+/* A split square by tiles against the emulation. */
+static bool squares_work(void) {
+    uint16_t rows[32][64], u[2 * 32 * CONV_NR];
     float got[32 * CONV_NR], want[32 * CONV_NR];
-    for (int i = 0; i < 32; i++)
-        for (int j = 0; j < 32; j++) rows[i][j] = ddp__f32_to_bf16((float)((i * 7 + j * 3) % 11 - 5));
-    for (int i = 0; i < 16 * CONV_NR; i++)
-        u[i] = ddp__f32_to_bf16((float)(i % 13 - 6)) | (uint32_t)ddp__f32_to_bf16((float)(i % 7 - 3)) << 16;
-    const tile_panels p = {.u = u, .depth = 32, .columns = CONV_NR, .dt = DDP_F32, .pairs = true};
+    fill_whole(rows[0], 32 * 64);
+    fill_whole(u, 2 * 32 * CONV_NR);
+    const tile_panels p = {.u = u, .depth = 32, .columns = CONV_NR, .dt = DDP_F32, .pairs = true, .split = true};
     tile_rows *b = ddp__scratch_take(sizeof *b);
     if (!b) return false;
     b->n = 32;
     b->row_step = sizeof rows[0];
     b->row[0][0] = (const char *)rows[0];
     for (int i = 0; i < 32; i++) b->to[i] = (char *)(got + i * CONV_NR);
-    amx_tiles(&p, b, 0, u);
+    amx_tiles(&p, b, 0, p.u);
     for (int i = 0; i < 32; i++) b->to[i] = (char *)(want + i * CONV_NR);
-    emulated_tiles(&p, b, 0, u);
+    emulated_tiles(&p, b, 0, p.u);
     ddp__scratch_give(b, sizeof *b);
+    return memcmp(got, want, sizeof got) == 0;
+}
+
+/* A walk likewise. */
+static bool walks_work(void) {
+    uint32_t a[4 * TILE_WORDS], b[4 * TILE_WORDS];
+    float got[4 * TILE_WORDS] = {1, 2, 3}, want[4 * TILE_WORDS] = {1, 2, 3};
+    fill_whole((uint16_t *)(void *)a, 8 * TILE_WORDS);
+    fill_whole((uint16_t *)(void *)b, 8 * TILE_WORDS);
+    const tile_walk w = {.a = a,
+                         .b = b,
+                         .groups = 1,
+                         .rows = 1,
+                         .cols = 1,
+                         .a_next = 2 * TILE_WORDS,
+                         .b_next = 2 * TILE_WORDS,
+                         .b_ring = 1,
+                         .two_a = true,
+                         .two_b = true,
+                         .split = true};
+    amx_walk(&w, got);
+    emulated_walk(&w, want);
     return memcmp(got, want, sizeof got) == 0;
 }
 
@@ -264,7 +288,7 @@ static void find_amx(void) {
     const char *isa = getenv("DDP_ISA"), *test = getenv("DDP_AMX");
     if (isa && *isa && strcmp(isa, "amx") != 0) return;
     if (test && strcmp(test, "emulate") == 0) amx = EMULATED_AMX;
-    else if (amx_allowed()) amx = amx_works() ? AMX : NO_AMX;
+    else if (amx_allowed()) amx = squares_work() && walks_work() ? AMX : NO_AMX;
 }
 bool cpu_has_amx(void) {
     pthread_once(&amx_once, find_amx);
@@ -274,9 +298,14 @@ static void tiles_by_amx(const tile_panels *p, const tile_rows *b, int64_t k, co
     if (amx == AMX) amx_tiles(p, b, k, u);
     else emulated_tiles(p, b, k, u);
 }
+void cpu_walk_tiles(const tile_walk *w, float *sum) {
+    if (amx == AMX) amx_walk(w, sum);
+    else emulated_walk(w, sum);
+}
 #else
 bool cpu_has_pairs(void) { return false; }
 bool cpu_has_amx(void) { return false; }
+void cpu_walk_tiles(const tile_walk *w, float *sum) { (void)w, (void)sum; }
 static void tiles_by_amx(const tile_panels *p, const tile_rows *b, int64_t k, const uint32_t *u) {
     (void)p, (void)b, (void)k, (void)u;
 }
@@ -285,14 +314,18 @@ static void pair_tiles(const tile_panels *p, const tile_rows *b, int64_t k, cons
 }
 #endif
 
-void cpu_tiles(const tile_panels *p, const tile_rows *rows, int64_t panel) {
-    if (p->amx) tiles_by_amx(p, rows, panel * CONV_NR, (const uint32_t *)p->u + panel * p->depth / 2 * CONV_NR);
-    else if (p->pairs) pair_tiles(p, rows, panel * CONV_NR, (const uint32_t *)p->u + panel * p->depth / 2 * CONV_NR);
-    else tiles(p, rows, panel * CONV_NR, (const float *)p->u + panel * p->depth * CONV_NR);
+bool cpu_high_by_amx(void) { return ddp_float32_matmul_precision() == DDP_F32_HIGH && cpu_has_amx(); }
+
+const char *cpu_amx_reject(ddp_dtype d) {
+    if (d == DDP_F32 && ddp_float32_matmul_precision() != DDP_F32_HIGH) return "f32 precision is not high";
+    if (d != DDP_F32 && d != DDP_BF16) return "AMX multiplies bf16 only";
+    if (cpu_has_amx()) return NULL;
+    return d == DDP_F32 ? "no AMX: three products of bf16 pairs cost more than one of f32" : "no AMX";
 }
 
-void cpu_pair_rows(const float *panel, int64_t depth, uint32_t *u) {
-    const uint32_t *bits = (const uint32_t *)(const void *)panel;
-    for (int64_t j = 0; j < depth / 2; j++, bits += 2 * CONV_NR, u += CONV_NR)
-        for (int i = 0; i < CONV_NR; i++) u[i] = (bits[i] >> 16) | (bits[CONV_NR + i] & 0xffff0000u);
+void cpu_tiles(const tile_panels *p, const tile_rows *rows, int64_t panel) {
+    int64_t words = p->depth / 2 * CONV_NR * (p->split ? 2 : 1);
+    if (p->amx) tiles_by_amx(p, rows, panel * CONV_NR, (const uint32_t *)p->u + panel * words);
+    else if (p->pairs) pair_tiles(p, rows, panel * CONV_NR, (const uint32_t *)p->u + panel * words);
+    else tiles(p, rows, panel * CONV_NR, (const float *)p->u + panel * p->depth * CONV_NR);
 }

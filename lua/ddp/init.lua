@@ -5,6 +5,7 @@ local grad = require "ddp.grad"
 local parallel = require "ddp.parallel"
 local ffi = require "ffi"
 local C = base.C
+require "ddp.coroutines" -- modes belong to them
 
 local ddp = {}
 for _, part in ipairs { tensor, grad, parallel } do
@@ -38,7 +39,7 @@ end
 function ddp.reset_peak_memory_stats() C.ddp_memory_reset_peak(0) end
 function ddp.empty_cache() C.ddp_memory_empty_cache() end
 
--- "exact": no Winograd; "highest" (the default); "high": two bf16 parts where the processor gains by it.
+-- "exact": no Winograd; "highest" (the default); "high": two bf16 parts where there is AMX (errors: ddp.h).
 local PRECISION = { exact = C.DDP_F32_EXACT, highest = C.DDP_F32_HIGHEST, high = C.DDP_F32_HIGH }
 function ddp.set_float32_matmul_precision(name)
   local level = PRECISION[name]

@@ -39,7 +39,7 @@ end
 
 function M.last_kernel() return ffi.string(C.ddp__last_kernel()) end
 
--- {f32 = GFLOP/s, bf16 = GFLOP/s or nil, copy = {{bytes, GB/s}, ...}}, from the program `peak`.
+-- {f32 = GFLOP/s, pairs = and amx = those of bf16 or nil, copy = {{bytes, GB/s}, ...}}, from the program `peak`.
 function M.limits(peak)
   local out = { copy = {} }
   local pipe = assert(io.popen(peak))

@@ -6,10 +6,14 @@ package.path = "tests/bench/?.lua;" .. package.path
 local ddp = require "ddp"
 local bench = require "bench"
 local F = ddp.nn.functional
-local opts = ddp.args({ models = "resnet18,resnet50", batch = 64, amp = "none", rows = 40, peak = "build/peak" }, { amp = { "none", "bf16" } })
+local opts = ddp.args({ models = "resnet18,resnet50", batch = 64, amp = "none", precision = "highest", rows = 40, peak = "build/peak" },
+  { amp = { "none", "bf16" }, precision = { "exact", "highest", "high" } })
+ddp.set_float32_matmul_precision(opts.precision)
 
 local limits = bench.limits(opts.peak)
-print(("limits of one thread: f32 %.0f GFLOP/s%s"):format(limits.f32, limits.bf16 and (", bf16 %.0f GFLOP/s"):format(limits.bf16) or ""))
+local function given(what, gflops) return gflops and (", %s %.0f"):format(what, gflops) or "" end
+print(("limits of one thread, GFLOP/s: f32 by FMA %.0f%s%s"):format(limits.f32, given("bf16 by pairs", limits.pairs), given("bf16 by AMX", limits.amx)))
+if os.getenv "DDP_AMX" == "emulate" then print "  AMX is emulated, for tests: times of its kernels say nothing" end
 for _, c in ipairs(limits.copy) do print(("  copying, source and destination %8d KB together: %6.1f GB/s read and written"):format(c[1] / 1024, c[2])) end
 
 local function step_of(name)
@@ -27,28 +31,36 @@ local function step_of(name)
   end
 end
 
--- Matrix products and convolutions of bf16 run at the peak of bf16.
+-- The limit of a row's operations and what it is: matrix products and convolutions of bf16 run by pairs or AMX where they are,
+-- f32 by AMX as three products.
+local PRODUCTS = { matmul = true, linear = true, conv2d = true, conv2d_grad_input = true, conv2d_grad_weight = true }
 local function peak_of(row)
-  if row.shape:find "^bf16" and limits.bf16 and (row.op:find "conv" or row.op == "matmul" or row.op == "linear") then return limits.bf16 end
-  return limits.f32
+  local half = row.shape:find "^bf16"
+  if not PRODUCTS[row.op] then return limits.f32, "FMA" end
+  if row.kernel:find(".amx.", 1, true) and limits.amx then return limits.amx / (half and 1 or 3), half and "AMX" or "AMX/3" end
+  if half and limits.pairs then return limits.pairs, "pairs" end
+  return limits.f32, "FMA"
 end
 
 local function share_of(row)
   local bytes = row.gb_per_s * 1e9 * row.seconds / row.calls
-  return math.max(row.gflops_per_s / peak_of(row), row.gb_per_s / bench.copy_limit(limits, bytes))
+  local peak, name = peak_of(row)
+  local flops, copy = row.gflops_per_s / peak, row.gb_per_s / bench.copy_limit(limits, bytes)
+  if copy > flops then return copy, "copy" end
+  return flops, name
 end
 
-local FORMAT, HEAD = "%-26s %-48s %5d %9.2f %8.1f %8.1f %6.0f %%", "%-26s %-48s %5s %9s %8s %8s %8s"
+local FORMAT, HEAD = "%-26s %-48s %5d %9.2f %8.1f %8.1f %6.0f %% %s", "%-26s %-48s %5s %9s %8s %8s %8s"
 local function table_of(name, rows)
   print(("\n%s, CIFAR stem, batch %d, %s: a step of %.1f ms"):format(name, opts.batch, opts.amp == "none" and "f32" or opts.amp, rows.wall * 1e3))
   print(HEAD:format("kernel", "shape", "calls", "ms", "GFLOP/s", "GB/s", "limit"))
   local rest, rest_calls, ideal = 0, 0, 0
   for i, r in ipairs(rows) do
-    local share = share_of(r)
+    local share, limit = share_of(r)
     ideal = ideal + share * r.seconds
     if i <= opts.rows then
       local shape = #r.shape > 48 and r.shape:sub(1, 46) .. ".." or r.shape
-      print(FORMAT:format(r.kernel, shape, r.calls, r.seconds * 1e3, r.gflops_per_s, r.gb_per_s, 100 * share))
+      print(FORMAT:format(r.kernel, shape, r.calls, r.seconds * 1e3, r.gflops_per_s, r.gb_per_s, 100 * share, limit))
     else
       rest, rest_calls = rest + r.seconds, rest_calls + r.calls
     end

@@ -29,6 +29,11 @@ passes "P1 P2 C6 the stepper on two ranks equals one, whatever the micro-batches
 
 out=$(timeout 60 "$RUN" doctor 2>&1)
 [ $? = 0 ] && has "$out" "instructions" && has "$out" "GFLOP/s" && ok "doctor says what is there" || no "doctor says what is there" "$out"
+has "$out" "bf16 products" && has "$out" 'f32 "high"' && ok "doctor says what multiplies bf16 and f32 of high precision" || no "doctor says what multiplies bf16 and f32 of high precision" "$out"
+if grep -qw avx512_bf16 /proc/cpuinfo && [ -z "$DDP_ISA" ]; then
+  out=$(DDP_AMX=emulate timeout 60 "$RUN" doctor 2>&1)
+  [ $? = 0 ] && has "$out" "AMX, emulated" && has "$out" "two bf16 parts" && has "$out" "for tests" && ok "doctor says that emulated AMX is for tests" || no "doctor says that emulated AMX is for tests" "$out"
+fi
 out=$(DDP_ISA=sse timeout 60 "$RUN" doctor 2>&1)
 [ $? = 0 ] && has "$out" "many times slower" && ok "doctor says that a run without AVX2 is slow" || no "doctor says that a run without AVX2 is slow" "$out"
 

@@ -1,7 +1,7 @@
 -- test_tune.lua -- DDP_TUNE=1: kernels chosen by measuring, kept in a file. Each run is a process of its own.
 local t = require "harness"
 
-local function run(folder, code)
+local function run(folder, code, env)
   local file = os.tmpname()
   local f = assert(io.open(file, "w"))
   f:write([[
@@ -10,7 +10,7 @@ local function run(folder, code)
     local function conv() ddp.no_grad(ops.conv2d, x, w, nil, 1, 1) return checks.last_kernel() end
   ]] .. code)
   f:close()
-  local pipe = io.popen(("XDG_CACHE_HOME=%s DDP_TUNE=1 OMP_NUM_THREADS=1 luajit %s 2>&1"):format(folder, file))
+  local pipe = io.popen(("%s XDG_CACHE_HOME=%s DDP_TUNE=1 OMP_NUM_THREADS=1 luajit %s 2>&1"):format(env or "", folder, file))
   local out = pipe:read "*a"
   pipe:close()
   os.remove(file)
@@ -31,6 +31,18 @@ local function read(file)
   return text
 end
 
+-- A kernel that takes the call, other than the one measured.
+local function another(kernel)
+  local other = kernel:find "direct" and kernel:gsub("direct", "wino") or kernel:gsub("wino", "direct")
+  if other == kernel then t.skip("one kernel only: " .. kernel) end
+  return other
+end
+local function write(file, text)
+  local f = assert(io.open(file, "w"))
+  f:write(text)
+  f:close()
+end
+
 t.test("the first call of a shape writes one line, later calls and processes none", function()
   local cache = folder()
   local first = run(cache, "print(conv() == conv())")
@@ -45,19 +57,37 @@ t.test("what the file says is what runs", function()
   local cache = folder()
   local fast = run(cache, "io.write(conv())")
   local text = read(cache .. "/ddp/kernels")
-  local other = fast:find "direct" and fast:gsub("direct", "wino") or fast:gsub("wino", "direct")
-  if other == fast then t.skip("one kernel only: " .. fast) end
-  local f = io.open(cache .. "/ddp/kernels", "w")
-  f:write((text:gsub("\t.*", "\t" .. other .. "\n")))
-  f:close()
+  local other = another(fast)
+  write(cache .. "/ddp/kernels", (text:gsub("\t.*", "\t" .. other .. "\n")))
   t.eq(run(cache, "io.write(conv())"), other)
+end)
+t.test("what another processor measured is not taken, and not lost", function()
+  local cache = folder()
+  local fast = run(cache, "io.write(conv())")
+  local text = read(cache .. "/ddp/kernels")
+  local here = text:match " on (.*), isa any\t"
+  t.ok(here and here:match "%d+/%d+/%d+$", text)
+  local foreign = text:gsub(" on .*, isa", function() return " on Some Processor 6/1/2, isa" end):gsub("\t.*", "\t" .. another(fast) .. "\n")
+  write(cache .. "/ddp/kernels", foreign)
+  t.ok(run(cache, "io.write(conv())"):match "^conv2d%.")
+  local both = read(cache .. "/ddp/kernels")
+  t.eq(both:sub(1, #foreign), foreign)
+  t.ok(both:sub(#foreign + 1):find(" on " .. here .. ", isa any\t", 1, true), both)
+end)
+t.test("what was measured under another cap of the instruction set is not taken", function()
+  local cache = folder()
+  run(cache, "conv()")
+  run(cache, "conv()", "DDP_ISA=avx2")
+  run(cache, "conv()", "DDP_ISA=avx2")
+  run(cache, "conv()", "DDP_AMX=emulate")
+  local caps = {}
+  for cap in read(cache .. "/ddp/kernels"):gmatch ", isa ([^\t]*)\t" do caps[#caps + 1] = cap end
+  t.eq(caps, { "any", "avx2", "any, amx emulate" })
 end)
 t.test("a file of other content is passed over", function()
   local cache = folder()
   os.execute("mkdir " .. cache .. "/ddp")
-  local f = io.open(cache .. "/ddp/kernels", "w")
-  f:write("nonsense\n\tx\nconv2d\tno.such.kernel\n" .. ("a"):rep(5000))
-  f:close()
+  write(cache .. "/ddp/kernels", "nonsense\n\tx\nconv2d\tno.such.kernel\n" .. ("a"):rep(5000))
   t.ok(run(cache, "io.write(conv())"):match "^conv2d%.")
 end)
 t.test("a folder that can't be made costs a warning, not the run", function()

@@ -36,7 +36,18 @@ local CASES = {
 }
 local LARGE = { case(33, 16, 31, 31, 16, 3, 1, 1), case(33, 32, 15, 15, 64, 3, 2, 1) } -- several chunks and blocks
 
+-- "high" is f32 with products in two parts where there is AMX.
+local function with_precision(dtype, fn, ...)
+  ddp.set_float32_matmul_precision(dtype == "high" and "high" or "highest")
+  local function back(ok, ...)
+    ddp.set_float32_matmul_precision "highest"
+    if not ok then error((...), 0) end
+    return ...
+  end
+  return back(pcall(fn, ...))
+end
 local function inputs(v, dtype, seed)
+  if dtype == "high" then dtype = "f32" end
   ddp.manual_seed(seed or 3)
   local function activations(...) return ddp.randn(...):permute(1, 4, 2, 3):to(dtype) end
   return { x = activations(v.n, v.h, v.w, v.c), g = activations(v.n, v.ho, v.wo, v.k), w = ddp.randn(v.k, v.c / v.groups, v.r, v.s):to(dtype), bias = ddp.randn(v.k):to(dtype) }
@@ -52,10 +63,10 @@ local NAMES = { "conv2d", "conv2d_grad_input", "conv2d_grad_weight" }
 if arg[1] == "digest" then
   ddp.deterministic(true)
   for _, v in ipairs { LARGE[1], LARGE[2], CASES[3], CASES[8], CASES[#CASES - 1] } do
-    for _, dtype in ipairs { "f32", "bf16" } do
+    for _, dtype in ipairs { "f32", "bf16", "high" } do
       local i = inputs(v, dtype)
       for _, name in ipairs(NAMES) do
-        local y, sum = PASSES[name](v, i):float():contiguous(), 0
+        local y, sum = with_precision(dtype, PASSES[name], v, i):float():contiguous(), 0
         local n, bits = y:numel(), require "ffi".cast("uint32_t *", y:data())
         for k = 0, n - 1 do sum = (sum * 31 + tonumber(bits[k])) % 4294967291 end
         print(name, dtype, sum)
@@ -67,29 +78,34 @@ end
 
 -- ---- values ------------------------------------------------------------------------------------------------------------
 
-local LIMIT = { f32 = 1e-5, bf16 = 2 ^ -8, f16 = 2 ^ -10 } -- of the largest value: Winograd in f32; a rounding of the result
+-- Of the largest value: Winograd in f32; what two parts leave out; a rounding of the result.
+local LIMIT = { f32 = 1e-5, high = 1e-5, bf16 = 2 ^ -8, f16 = 2 ^ -10 }
 local function against_reference(v, dtype)
   local i, wide = inputs(v, dtype), {}
   for key, x in pairs(i) do wide[key] = x:to "f64" end
   for _, name in ipairs(NAMES) do
-    local y = PASSES[name](v, i)
+    local y = with_precision(dtype, PASSES[name], v, i)
     local kernel = checks.last_kernel()
     base.check(C.ddp__kernels_only "ref")
     local ok, want = pcall(PASSES[name], v, wide)
     C.ddp__kernels_only(nil)
     t.ok(ok, want)
-    t.eq(y:dtype(), dtype)
+    t.eq(y:dtype(), i.x:dtype())
     local worst, largest = (y:to "f64" - want):abs():max():item(), math.max(want:abs():max():item(), 1e-30)
     t.ok(worst / largest <= LIMIT[dtype], ("%s by %s is off by %.2g of the largest value"):format(name, kernel, worst / largest))
   end
 end
 
 for _, v in ipairs(CASES) do
-  for _, dtype in ipairs { "f32", "bf16", "f16" } do
+  for _, dtype in ipairs { "f32", "high", "bf16", "f16" } do
     t.test(("%s in %s equals the reference"):format(v.name, dtype), function() ddp.no_grad(against_reference, v, dtype) end)
   end
 end
-for _, v in ipairs(LARGE) do t.test(v.name .. " in f32 equals the reference", function() ddp.no_grad(against_reference, v, "f32") end) end
+for _, v in ipairs(LARGE) do
+  for _, dtype in ipairs { "f32", "high", "bf16" } do
+    t.test(("%s in %s equals the reference"):format(v.name, dtype), function() ddp.no_grad(against_reference, v, dtype) end)
+  end
+end
 
 -- ---- the choice ---------------------------------------------------------------------------------------------------------
 
@@ -101,7 +117,7 @@ local isa, cap = "v2", os.getenv "DDP_ISA"
 if flags():find " avx2 " and cap ~= "sse" then isa = "v3" end
 if flags():find " avx512bw " and flags():find " avx512vl " and (cap == nil or cap == "avx512" or cap == "amx") then isa = "v4" end
 
--- AMX multiplies bf16 forward and for the gradient of x.
+-- AMX multiplies bf16, and f32 in two parts.
 local has_amx = os.getenv "DDP_AMX" == "emulate" or (flags():find " amx_bf16 " and flags():find " amx_tile ")
 local pairs_of_bf16 = isa == "v4" and flags():find " avx512_bf16 "
 local amx = pairs_of_bf16 and has_amx and (cap == nil or cap == "amx")
@@ -109,18 +125,19 @@ local amx = pairs_of_bf16 and has_amx and (cap == nil or cap == "amx")
 -- Without AVX2 Winograd and gathered rows are left to others.
 local function runs(v, way, dtype)
   for _, name in ipairs(NAMES) do
-    PASSES[name](v, inputs(v, dtype or "f32"))
+    local i = inputs(v, dtype or "f32")
+    if dtype == "high" then with_precision(dtype, PASSES[name], v, i) else PASSES[name](v, i) end
     local kernel = checks.last_kernel()
     if isa == "v2" and way ~= "depthwise" then t.ok(kernel == name .. ".onednn" or kernel == name .. ".ref", kernel)
     else
-      local own = amx and dtype == "bf16" and way ~= "depthwise" and name ~= "conv2d_grad_weight"
+      local own = amx and (dtype == "bf16" or dtype == "high") and way ~= "depthwise"
       t.eq(kernel, ("%s.%s.%s"):format(name, own and "amx" or way, isa))
     end
   end
 end
 t.test("the kernels of kernels/cpu run where they were measured faster", function()
   ddp.no_grad(function()
-    for _, dtype in ipairs { "f32", "bf16", "f16" } do
+    for _, dtype in ipairs { "f32", "high", "bf16", "f16" } do
       runs(case(2, 64, 8, 8, 64, 3, 1, 1), "wino", dtype)
       runs(case(2, 64, 8, 8, 64, 3, 2, 1), dtype == "bf16" and pairs_of_bf16 and "direct" or "wino_s2", dtype)
       runs(case(2, 64, 8, 8, 64, 1), "direct", dtype)
@@ -129,7 +146,7 @@ t.test("the kernels of kernels/cpu run where they were measured faster", functio
   end)
 end)
 t.test("depthwise windows have kernels of their own", function()
-  ddp.no_grad(function() for _, dtype in ipairs { "f32", "bf16", "f16" } do runs(depthwise(2, 64, 8, 8, 3, 1, 1), "depthwise", dtype) end end)
+  ddp.no_grad(function() for _, dtype in ipairs { "f32", "high", "bf16", "f16" } do runs(depthwise(2, 64, 8, 8, 3, 1, 1), "depthwise", dtype) end end)
 end)
 t.test("exact precision makes each product: no Winograd in f32", function()
   ddp.set_float32_matmul_precision "exact"
@@ -140,6 +157,17 @@ t.test("exact precision makes each product: no Winograd in f32", function()
   end)
   ddp.set_float32_matmul_precision "highest"
   t.ok(ok, err)
+end)
+t.test("without AMX high precision is f32's, to the bit", function()
+  if amx then t.skip "AMX is there" end
+  ddp.no_grad(function()
+    for _, v in ipairs { case(2, 64, 8, 8, 64, 3, 1, 1), case(2, 33, 7, 7, 15, 5, 2, 1) } do
+      for _, name in ipairs(NAMES) do
+        local i = inputs(v, "f32")
+        t.eq((with_precision("high", PASSES[name], v, i) - PASSES[name](v, i)):abs():max():item(), 0)
+      end
+    end
+  end)
 end)
 t.test("an unknown precision is refused with what is known", function()
   t.fails(function() ddp.set_float32_matmul_precision "higest" end, "did you mean \"highest\"?")
@@ -196,7 +224,7 @@ t.test("M6 one, two and three threads give the same bits in deterministic mode",
     return text
   end
   local one = digest(1)
-  t.ok(select(2, one:gsub("\n", "")) == 30, "the digest has " .. select(2, one:gsub("\n", "")) .. " lines")
+  t.ok(select(2, one:gsub("\n", "")) == 45, "the digest has " .. select(2, one:gsub("\n", "")) .. " lines")
   t.eq(digest(2), one)
   t.eq(digest(3), one)
 end)
