@@ -185,7 +185,8 @@ static void run_parts(const void *ctx, int64_t lo, int64_t hi) {
 }
 
 int cpu_half_gemm(const gemm *g, bool amx) {
-    if (amx && g->am == 1 && g->bn == 1 && !g->bias && g->K > 0) return cpu_outer_gemm(g);
+    bool more = g->act || g->residual || g->pre;
+    if (amx && g->am == 1 && g->bn == 1 && !g->bias && !more && g->K > 0) return cpu_outer_gemm(g);
     bool split = g->dt == DDP_F32, pairs = split || (g->dt == DDP_BF16 && cpu_has_pairs());
     half_gemm h = {.g = g,
                    .p = {.depth = g->K, .columns = g->N, .dt = g->dt, .pairs = pairs, .amx = amx, .split = split}};
@@ -195,7 +196,7 @@ int cpu_half_gemm(const gemm *g, bool amx) {
     int64_t blocks = (g->M + TILES_ROWS - 1) / TILES_ROWS;
     h.groups = h.as_they_lie && blocks < 4 && h.panels >= 4 ? 4 : 1;
     h.more = (tile_more){g->act, g->y, g->residual, g->pre};
-    if (g->act || g->residual || g->pre) h.p.more = &h.more;
+    if (more) h.p.more = &h.more;
     size_t bias = (size_t)conv_round_up(g->N * ddp__dtype_bytes[g->dt], 4),
            bytes = (size_t)(h.panels * words(&h)) * 4 + bias + 64;
     uint32_t *u = ddp__scratch_take(bytes);
