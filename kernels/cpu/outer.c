@@ -3,7 +3,8 @@
  * that whatever the shift of the tap, what meets lies in tiles of its own. (Fewer images are cut into strips of rows that
  * count as images.) x is laid out as tiles of 16 pairs of images by 16 channels, g turned, 16 channels by 16 pairs; both once
  * for all taps and all blocks of 32 x 32 results. f32 is split, see tiles.h. Few channels: a pixel's rows of all taps are
- * laid side by side first, and count as the channels of a 1x1 window.
+ * laid side by side first, and count as the channels of a 1x1 window. Zeros beyond the image are multiplied where images are
+ * cut and in such rows: an Inf in g can reach taps as NaN that do not see it.
  *
  * What is laid out at a time stays near: some groups of 32 images, or of one group some rows. Sums of one part are added to
  * those before in this order, whatever the number of threads. */

@@ -9,10 +9,16 @@ CPU_INLINE cpu_bits round_bits(cpu_vec v) {
 CPU_INLINE cpu_bits word(cpu_bits a, cpu_bits b) { return cpu_upper(a) | b; }
 CPU_INLINE void put_bits(uint32_t *to, cpu_bits v) { *(cpu_vec *)(void *)to = (cpu_vec)v; }
 
+/* n values at place i of a line, or zeros. */
+CPU_INLINE cpu_vec load(ddp_dtype d, const char *line, int64_t i, int64_t n) {
+    cpu_vec v = {0};
+    if (line) v = conv_load(cpu_at(d, line, i), d, n);
+    return v;
+}
+
 CPU_INLINE void pair_lines(ddp_dtype d, const char *a, const char *b, int64_t n, uint32_t *hi, uint32_t *lo) {
     for (int64_t i = 0; i < n; i += CPU_W) {
-        cpu_vec x = a ? conv_load(cpu_at(d, a, i), d, n - i) : (cpu_vec){0};
-        cpu_vec y = b ? conv_load(cpu_at(d, b, i), d, n - i) : (cpu_vec){0};
+        cpu_vec x = load(d, a, i, n - i), y = load(d, b, i, n - i);
         if (d == DDP_BF16) {
             put_bits(hi + i, word((cpu_bits)x, (cpu_bits)y));
             continue;

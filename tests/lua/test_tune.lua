@@ -10,7 +10,7 @@ local function run(folder, code, env)
     local function conv() ddp.no_grad(ops.conv2d, x, w, nil, 1, 1) return checks.last_kernel() end
   ]] .. code)
   f:close()
-  local pipe = io.popen(("%s XDG_CACHE_HOME=%s DDP_TUNE=1 OMP_NUM_THREADS=1 luajit %s 2>&1"):format(env or "", folder, file))
+  local pipe = io.popen(("env -u DDP_ISA -u DDP_AMX %s XDG_CACHE_HOME=%s DDP_TUNE=1 OMP_NUM_THREADS=1 luajit %s 2>&1"):format(env or "", folder, file))
   local out = pipe:read "*a"
   pipe:close()
   os.remove(file)
