@@ -21,29 +21,22 @@ static inline bool beats(float v, float best) { return v > best || (v != v && be
 
 /* ---- lines: the dims that go lie together ---- */
 
-/* A run of neighbours as far as it has been seen, BESIDE vectors beside each other: the largest of each lane, the
- * number of the first element of those it came with, and whether there was NaN. */
 enum { BESIDE = 4 };
-typedef struct run {
-    cpu_vec best[BESIDE];
-    cpu_bits from[BESIDE];
-    lanes nan;
-} run;
-
-CPU_INLINE void take(run *r, int v, cpu_vec x, bool places, cpu_bits from) {
-    if (places) r->from[v] = pick(above(x, r->best[v]), from, r->from[v]);
-    r->best[v] = most(x, r->best[v]);
+/* Vector v of those beside each other taken in: the largest of each lane, none of them NaN, and where places are wanted the
+ * number of the first element of the vectors it came with. */
+CPU_INLINE void take(cpu_vec x, cpu_vec *best, bool places, cpu_bits now, cpu_bits *from) {
+    if (places) *from = pick(above(x, *best), now, *from);
+    *best = most(x, *best);
 }
-/* The largest of n neighbours that holds no NaN, and, where places are wanted, the first place of it. */
-CPU_INLINE float run_end(const run *r, bool places, int64_t *at) {
-    float top = lanes_most(most(most(r->best[0], r->best[1]), most(r->best[2], r->best[3])));
-    if (!places) return top;
+/* The largest of the lanes of BESIDE vectors and, where places are wanted, the first place of it. */
+CPU_INLINE float run_end(const cpu_vec *best, bool places, const cpu_bits *from, int64_t *at) {
     static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    float top = lanes_most(most(most(best[0], best[1]), most(best[2], best[3])));
+    if (!places) return top;
     const cpu_bits count = (cpu_bits)cpu_load(DDP_F32, lane, 0), none = (cpu_bits){0} + INT32_MAX;
-    cpu_bits least = none;
-    for (int v = 0; v < BESIDE; v++)
-        least = fewest(least, pick(equal(r->best[v], all_of(top)), r->from[v] + (count + v * CPU_W), none));
-    *at = lanes_fewest(least);
+    cpu_bits least[BESIDE];
+    for (int v = 0; v < BESIDE; v++) least[v] = pick(equal(best[v], all_of(top)), from[v] + (count + v * CPU_W), none);
+    *at = lanes_fewest(fewest(fewest(least[0], least[1]), fewest(least[2], least[3])));
     return top;
 }
 /* The first NaN from place i on: there is one. */
@@ -55,29 +48,36 @@ CPU_INLINE int64_t find_nan(ddp_dtype d, const void *x, int64_t i) {
 /* The largest of n < 2^31 neighbours from place i. */
 CPU_INLINE float span_max(ddp_dtype d, const void *x, int64_t i, int64_t n, int32_t flip, bool places, int64_t *at) {
     const cpu_vec low = all_of(-__builtin_inff());
-    run r = {.nan = is_nan(low)};
+    cpu_vec best[BESIDE];
+    cpu_bits from[BESIDE], now = {0};
+    lanes nan = is_nan(low);
     int64_t k = 0;
-    for (int v = 0; v < BESIDE; v++) r.best[v] = low;
-    for (; k + BESIDE * CPU_W <= n; k += BESIDE * CPU_W) {
+    for (int v = 0; v < BESIDE; v++) {
+        best[v] = low;
+        from[v] = now;
+    }
+    for (; k + BESIDE * CPU_W <= n; k += BESIDE * CPU_W, now += BESIDE * CPU_W) {
         cpu_vec u[BESIDE];
         for (int v = 0; v < BESIDE; v++) u[v] = load(d, x, i + k + v * CPU_W, flip);
-        r.nan |= one_is_nan(u[0], u[1]) | one_is_nan(u[2], u[3]);
-        for (int v = 0; v < BESIDE; v++) take(&r, v, u[v], places, (cpu_bits){0} + (int32_t)k);
+        nan = either(nan, either(one_is_nan(u[0], u[1]), one_is_nan(u[2], u[3])));
+        for (int v = 0; v < BESIDE; v++) take(u[v], &best[v], places, now, &from[v]);
     }
-    for (; k < n; k += CPU_W) {
+    for (; k < n; k += CPU_W, now += CPU_W) {
         float rest = flip ? __builtin_inff() : -__builtin_inff();
         cpu_vec u = load_some(d, x, i + k, n - k < CPU_W ? n - k : CPU_W, rest);
         u = (cpu_vec)((cpu_bits)u ^ flip);
-        r.nan |= is_nan(u);
-        take(&r, 0, u, places, (cpu_bits){0} + (int32_t)k);
+        nan = either(nan, is_nan(u));
+        take(u, &best[0], places, now, &from[0]);
     }
-    if (__builtin_expect(!bits_of(r.nan), 1)) return run_end(&r, places, at);
+    if (__builtin_expect(!bits_of(nan), 1)) return run_end(best, places, from, at);
     if (places) *at = find_nan(d, x, i);
     return __builtin_nanf("");
 }
 
+/* Places are wanted of the largest only. */
 CPU_INLINE float run_best_of(ddp_dtype d, const job *j, int64_t i, int64_t n, int64_t *at) {
-    return j->ids ? span_max(d, j->p.x, i, n, j->flip, true, at) : span_max(d, j->p.x, i, n, j->flip, false, at);
+    if (j->ids) return span_max(d, j->p.x, i, n, 0, true, at);
+    return j->flip ? span_max(d, j->p.x, i, n, INT32_MIN, false, at) : span_max(d, j->p.x, i, n, 0, false, at);
 }
 static float run_best(const job *j, int64_t i, int64_t n, int64_t *at) {
     if (j->p.d == DDP_BF16) return run_best_of(DDP_BF16, j, i, n, at);
@@ -175,7 +175,8 @@ CPU_INLINE void take_vectors(ddp_dtype d, const void *x, int64_t from, int64_t s
                              float *best, int32_t *id) {
     cpu_vec u[TOGETHER], b = cpu_load(DDP_F32, best, 0);
     for (int r = 0; r < TOGETHER; r++) u[r] = load(d, x, from + r * stride, flip);
-    lanes nan = (one_is_nan(u[0], u[1]) | one_is_nan(u[2], u[3])) | (one_is_nan(u[4], u[5]) | one_is_nan(u[6], u[7]));
+    lanes nan = either(either(one_is_nan(u[0], u[1]), one_is_nan(u[2], u[3])),
+                       either(one_is_nan(u[4], u[5]), one_is_nan(u[6], u[7])));
     if (__builtin_expect(bits_of(nan), 0)) {
         take_vector(d, x, from, stride, TOGETHER, first, flip, best, id);
         return;

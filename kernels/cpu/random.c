@@ -17,7 +17,7 @@ enum { BLOCKS = 128, CHUNK = 4 * BLOCKS };
 
 /* Words of the generator in the lower halves of 64-bit lanes, one block a lane: there a product of 32 by 32 bits is one
  * instruction. What upper halves hold is never read. */
-enum { LANES = CPU_W / 2, BESIDE = 4, ROUNDS = 10 };
+enum { LANES = CPU_W / 2, BESIDE = 4, GROUP = 4 * BESIDE * LANES, ROUNDS = 10 };
 typedef uint64_t wide __attribute__((vector_size(LANES * 8), aligned(4), may_alias));
 #if defined(__AVX512F__)
 CPU_INLINE wide product(wide a, wide b) { return (wide)_mm512_mul_epu32((__m512i)a, (__m512i)b); }
@@ -60,34 +60,45 @@ CPU_INLINE void last_round(const keys *k, wide a, wide b, wide c, wide d, uint32
     *(wide *)(void *)(w + 2 * LANES) = __builtin_shuffle(ab, cd, LAST);
 }
 
-/* w[0..CHUNK) of Philox blocks first, first + 1, ...: ddp__philox, BESIDE vectors at a time. first is a multiple of BLOCKS:
- * only the counter's lowest word differs, so that half of the first two rounds is the same for all. */
-static void words(const keys *k, int64_t first, uint32_t *w) {
+/* What the first two rounds add to all blocks of a chunk: only the counter's lowest word differs between them, so that half of
+ * the words are the same. */
+typedef struct start {
+    wide c1, a2, c2, d2;
+} start;
+
+static inline start make_start(const keys *k, int64_t first) {
+    const uint64_t p1 = (k->call & 0xffffffff) * M1;
+    const uint64_t p0 = ((p1 >> 32 ^ (uint64_t)first >> 32 ^ k->k0[0][0]) & 0xffffffff) * M0;
+    return (start){(wide){0} + (k->call >> 32 ^ k->k1[0][0]), (wide){0} + (p1 ^ k->k0[1][0]),
+                   (wide){0} + (p0 >> 32 ^ k->k1[1][0]), (wide){0} + p0};
+}
+
+/* w[0..GROUP) of Philox blocks first, first + 1, ...: ddp__philox, BESIDE vectors at a time; s of the chunk they are in. */
+CPU_INLINE void some_words(const keys *k, const start *s, int64_t first, uint32_t *w) {
     const wide m0 = (wide){0} + M0, m1 = (wide){0} + M1;
-    const uint64_t same1 = (k->call & 0xffffffff) * M1;
-    const uint64_t same0 = ((same1 >> 32 ^ (uint64_t)first >> 32 ^ k->k0[0][0]) & 0xffffffff) * M0;
-    const wide c1 = (wide){0} + (k->call >> 32 ^ k->k1[0][0]), a2 = (wide){0} + (same1 ^ k->k0[1][0]);
-    const wide c2 = (wide){0} + (same0 >> 32 ^ k->k1[1][0]);
-    for (int64_t at = 0; at < BLOCKS; at += BESIDE * LANES) {
-        wide a[BESIDE], b[BESIDE], c[BESIDE], d[BESIDE];
-        for (int i = 0; i < BESIDE; i++) { /* two rounds */
-            wide p0 = product(COUNT + (uint64_t)(first + at + i * LANES), m0), p1 = product(p0 >> 32 ^ c1, m1);
-            a[i] = p1 >> 32 ^ a2;
-            b[i] = p1;
-            c[i] = p0 ^ c2;
-            d[i] = (wide){0} + same0;
-        }
-        for (int round = 2; round < ROUNDS - 1; round++) {
-            for (int i = 0; i < BESIDE; i++) {
-                wide p0 = product(a[i], m0), p1 = product(c[i], m1);
-                a[i] = p1 >> 32 ^ b[i] ^ k->k0[round];
-                c[i] = p0 >> 32 ^ d[i] ^ k->k1[round];
-                b[i] = p1;
-                d[i] = p0;
-            }
-        }
-        for (int i = 0; i < BESIDE; i++) last_round(k, a[i], b[i], c[i], d[i], w + 4 * (at + i * LANES));
+    wide a[BESIDE], b[BESIDE], c[BESIDE], d[BESIDE];
+    for (int i = 0; i < BESIDE; i++) { /* two rounds */
+        wide p0 = product(COUNT + (uint64_t)(first + i * LANES), m0), p1 = product(p0 >> 32 ^ s->c1, m1);
+        a[i] = p1 >> 32 ^ s->a2;
+        b[i] = p1;
+        c[i] = p0 ^ s->c2;
+        d[i] = s->d2;
     }
+    for (int round = 2; round < ROUNDS - 1; round++) {
+        for (int i = 0; i < BESIDE; i++) {
+            wide p0 = product(a[i], m0), p1 = product(c[i], m1);
+            a[i] = p1 >> 32 ^ b[i] ^ k->k0[round];
+            c[i] = p0 >> 32 ^ d[i] ^ k->k1[round];
+            b[i] = p1;
+            d[i] = p0;
+        }
+    }
+    for (int i = 0; i < BESIDE; i++) last_round(k, a[i], b[i], c[i], d[i], w + 4 * i * LANES);
+}
+/* w[0..CHUNK) from block `first`, a multiple of BLOCKS. */
+static void words(const keys *k, int64_t first, uint32_t *w) {
+    const start s = make_start(k, first);
+    for (int64_t at = 0; at < CHUNK; at += GROUP) some_words(k, &s, first + at / 4, w + at);
 }
 
 /* The first `bits` bits, at most 24, of each word as a number in [0, 1). */
@@ -213,7 +224,9 @@ CPU_INLINE void drop(ddp_dtype d, const void *x, void *y, uint8_t *mask, int64_t
 #if defined(__AVX512F__)
     __mmask16 keep = _mm512_cmpge_epu32_mask(_mm512_loadu_si512(w), _mm512_set1_epi32((int32_t)limit));
     store_some(d, y, i, m, (cpu_vec)_mm512_maskz_mov_ps(keep, (__m512)v));
-    _mm_mask_storeu_epi8(mask + i, (__mmask16)((1u << m) - 1), _mm_maskz_mov_epi8(keep, _mm_set1_epi8(1)));
+    __m128i bytes = _mm_maskz_mov_epi8(keep, _mm_set1_epi8(1));
+    if (m == CPU_W) _mm_storeu_si128((__m128i *)(void *)(mask + i), bytes);
+    else _mm_mask_storeu_epi8(mask + i, (__mmask16)((1u << m) - 1), bytes);
 #else
     const cpu_bits low = (cpu_bits){0} + INT32_MIN; /* unsigned numbers compared as signed */
     cpu_bits keep = (cpu_bits)(((cpu_bits)cpu_load(DDP_F32, w, 0) ^ low) >= (((cpu_bits){0} + (int32_t)limit) ^ low));
@@ -227,16 +240,23 @@ CPU_INLINE void drop(ddp_dtype d, const void *x, void *y, uint8_t *mask, int64_t
     memcpy(mask + i, &bytes, (size_t)m);
 #endif
 }
-CPU_INLINE void drop_chunk(ddp_dtype d, const void *x, void *y, uint8_t *mask, int64_t at, int64_t n, const uint32_t *w,
+/* n <= CHUNK elements from place at, a multiple of CHUNK. A group's words are drawn while the memory of the one before moves. */
+CPU_INLINE void drop_chunk(ddp_dtype d, const keys *k, const void *x, void *y, uint8_t *mask, int64_t at, int64_t n,
                            uint32_t limit, float scale) {
-    int64_t i = 0;
-    for (; i + CPU_W <= n; i += CPU_W) {
-        __builtin_prefetch(cpu_at(d, x, at + i) + AHEAD);
-        __builtin_prefetch(cpu_at(d, y, at + i) + AHEAD);
-        drop(d, x, y, mask, at + i, CPU_W, w + i, limit, scale);
+    const start s = make_start(k, at / 4);
+    for (int64_t g = 0; g < n; g += GROUP) {
+        uint32_t w[GROUP];
+        int64_t i = 0, m = n - g < GROUP ? n - g : GROUP;
+        some_words(k, &s, (at + g) / 4, w);
+        __builtin_prefetch(mask + at + g + AHEAD);
+        if (GROUP > 64) __builtin_prefetch(mask + at + g + 64 + AHEAD);
+        for (; i + CPU_W <= m; i += CPU_W) {
+            __builtin_prefetch(cpu_at(d, x, at + g + i) + AHEAD);
+            __builtin_prefetch(cpu_at(d, y, at + g + i) + AHEAD);
+            drop(d, x, y, mask, at + g + i, CPU_W, w + i, limit, scale);
+        }
+        if (i < m) drop(d, x, y, mask, at + g + i, m - i, w + i, limit, scale);
     }
-    for (int64_t k = 0; k < n; k += 64) __builtin_prefetch(mask + at + k + AHEAD);
-    if (i < n) drop(d, x, y, mask, at + i, n - i, w + i, limit, scale);
 }
 static void dropout_chunks(const void *ctx, int64_t lo, int64_t hi) {
     const draws *d = ctx;
@@ -249,13 +269,11 @@ static void dropout_chunks(const void *ctx, int64_t lo, int64_t hi) {
     keys k;
     make_keys(d->c->rng, &k);
     for (int64_t at = lo * CHUNK; at < hi * CHUNK; at += CHUNK) {
-        uint32_t w[CHUNK];
         int64_t n = numel - at < CHUNK ? numel - at : CHUNK;
-        words(&k, at / 4, w);
         switch (d->c->out[0]->m.dtype) {
-            case DDP_BF16: drop_chunk(DDP_BF16, x, y, mask, at, n, w, limit, scale); break;
-            case DDP_F16: drop_chunk(DDP_F16, x, y, mask, at, n, w, limit, scale); break;
-            default: drop_chunk(DDP_F32, x, y, mask, at, n, w, limit, scale);
+            case DDP_BF16: drop_chunk(DDP_BF16, &k, x, y, mask, at, n, limit, scale); break;
+            case DDP_F16: drop_chunk(DDP_F16, &k, x, y, mask, at, n, limit, scale); break;
+            default: drop_chunk(DDP_F32, &k, x, y, mask, at, n, limit, scale);
         }
     }
 }

@@ -20,6 +20,7 @@ CPU_INLINE cpu_bits pick(lanes l, cpu_bits a, cpu_bits b) {
     return (cpu_bits)_mm512_mask_mov_epi32((__m512i)b, l, (__m512i)a);
 }
 CPU_INLINE int bits_of(lanes l) { return l; }
+CPU_INLINE lanes either(lanes a, lanes b) { return _kor_mask16(a, b); } /* in its own registers, not by way of others */
 CPU_INLINE cpu_bits fewest(cpu_bits a, cpu_bits b) { return (cpu_bits)_mm512_min_epi32((__m512i)a, (__m512i)b); }
 #else
 typedef cpu_bits lanes;
@@ -27,6 +28,7 @@ CPU_INLINE lanes equal(cpu_vec a, cpu_vec b) { return (lanes)(a == b); }
 CPU_INLINE lanes above(cpu_vec a, cpu_vec b) { return (lanes)(a > b); }
 CPU_INLINE lanes takes(cpu_vec v, cpu_vec best) { return ~(lanes)(v <= best) & (lanes)(best == best); }
 CPU_INLINE cpu_bits pick(lanes l, cpu_bits a, cpu_bits b) { return cpu_either(l, a, b); }
+CPU_INLINE lanes either(lanes a, lanes b) { return a | b; }
 #if defined(__AVX2__)
 CPU_INLINE lanes one_is_nan(cpu_vec a, cpu_vec b) { return (lanes)_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q); }
 CPU_INLINE cpu_vec most(cpu_vec a, cpu_vec b) { return (cpu_vec)_mm256_max_ps((__m256)a, (__m256)b); }
