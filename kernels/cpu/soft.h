@@ -69,8 +69,9 @@ CPU_INLINE double soft_sum(ddp_dtype d, const void *x, int64_t n, int64_t i, flo
         cpu_vec sum[4] = {{0}};
         int64_t end = n - k < BLOCK ? n : k + BLOCK;
         for (; k + 4 * CPU_W <= end; k += 4 * CPU_W)
-            soft_span(d, x, i + k, j + k, top, keep, e + k, 4, sum, largest, y);
-        for (; k + CPU_W <= end; k += CPU_W) soft_span(d, x, i + k, j + k, top, keep, e + k, 1, sum, largest, y);
+            soft_span(d, x, i + k, j + k, top, keep, keep ? e + k : NULL, 4, sum, largest, y);
+        for (; k + CPU_W <= end; k += CPU_W)
+            soft_span(d, x, i + k, j + k, top, keep, keep ? e + k : NULL, 1, sum, largest, y);
         if (k < end) {
             cpu_vec u = exp_of(load_some(d, x, i + k, end - k, -__builtin_inff()) - top);
             if (keep) store_some(DDP_F32, e, k, end - k, u);
