@@ -47,7 +47,24 @@ static int dropout_infer(const ddp_call *c, ddp_meta *out) {
 
 static int dropout_vjp(ddp_vjp *v) {
     double p = ((const ddp_dropout_attrs *)v->attrs)->p;
-    if (v->grad_out[0]) v->grad_in[0] = ddp_mul(ddp_mul(v->grad_out[0], v->out[1]), ddp_scalar_float(1 / (1 - p)));
+    if (v->grad_out[0]) v->grad_in[0] = ddp_dropout_grad(v->grad_out[0], v->out[1], p);
+    return ddp__pending();
+}
+
+static int dropout_grad_infer(const ddp_call *c, ddp_meta *out) {
+    double p = ((const ddp_dropout_grad_attrs *)c->attrs)->p;
+    const ddp_meta *g = &c->in[0]->m, *mask = &c->in[1]->m;
+    if (!(p >= 0 && p < 1)) return ddp__op_fail(c, DDP_EINVAL, "p is %g, expected 0 <= p < 1", p);
+    int st = ddp__need_float(c, 0);
+    if (st < 0 || (st = ddp__need_dtype(c, 1, DDP_BOOL)) < 0) return st;
+    if (!ddp__meta_same_size(g, mask))
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, mask %s", DDP_SHAPE_TEXT(g), DDP_SHAPE_TEXT(mask));
+    return ddp__out_like(c, 0, g->dtype, out);
+}
+
+static int dropout_grad_vjp(ddp_vjp *v) {
+    double p = ((const ddp_dropout_grad_attrs *)v->attrs)->p;
+    if (v->needs[0]) v->grad_in[0] = ddp_dropout_grad(v->grad_out[0], v->in[1], p);
     return ddp__pending();
 }
 
@@ -59,3 +76,5 @@ const ddp_op_rules ddp__uniform__rules = {.infer = fill_infer};
 const ddp_op_rules ddp__normal__rules = {.infer = fill_infer};
 const ddp_op_rules ddp__bernoulli__rules = {.infer = bernoulli_infer};
 const ddp_op_rules ddp__dropout_rules = {.infer = dropout_infer, .vjp = dropout_vjp, .saves = DDP_SAVE_OUT(1)};
+const ddp_op_rules ddp__dropout_grad_rules = {
+    .infer = dropout_grad_infer, .vjp = dropout_grad_vjp, .saves = DDP_SAVE_IN(1)};

@@ -1,4 +1,4 @@
-/* softmax.c -- softmax and its logarithm along one dim. */
+/* softmax.c -- softmax and its logarithm along one dim, and their gradients. */
 #include "ops.h"
 
 static int softmax_infer(const ddp_call *c, ddp_meta *out) {
@@ -9,17 +9,56 @@ static int softmax_infer(const ddp_call *c, ddp_meta *out) {
     return ddp__out_like(c, 0, d, out);
 }
 
-static int softmax_vjp(ddp_vjp *v) { /* y (g - sum(g y)) */
-    const ddp_softmax_attrs *a = v->attrs;
-    ddp_tensor *y = ddp__widened(v->out[0]), *gy = ddp_mul(ddp__widened(v->grad_out[0]), y);
-    v->grad_in[0] = ddp__narrowed(ddp_sub(gy, ddp_mul(y, ddp_sum(gy, 1, &a->dim, 1))), v->in_meta[0].dtype);
-    return ddp__pending();
+_Static_assert(sizeof(ddp_softmax_attrs) == sizeof(ddp_softmax_grad_attrs) &&
+                   sizeof(ddp_log_softmax_attrs) == sizeof(ddp_log_softmax_grad_attrs),
+               "the gradients have the attributes of their ops");
+
+static int softmax_grad_infer(const ddp_call *c, ddp_meta *out) {
+    const ddp_meta *g = &c->in[0]->m, *y = &c->in[1]->m;
+    int st = ddp__need_float(c, 0);
+    if (st < 0) return st;
+    if (!ddp__meta_same_size(g, y))
+        return ddp__op_fail(c, DDP_ESHAPE, "g is %s, y %s", DDP_SHAPE_TEXT(g), DDP_SHAPE_TEXT(y));
+    if ((st = ddp__need_dtype(c, 1, g->dtype)) < 0) return st;
+    if (ddp__wrap_dim(c, ((const ddp_softmax_grad_attrs *)c->attrs)->dim, g->ndim) < 0) return ddp__pending();
+    return ddp__out_like(c, 1, g->dtype, out);
 }
 
-static int log_softmax_vjp(ddp_vjp *v) { /* g - e^y sum(g) */
+/* y (g - sum(g y)) */
+static int softmax_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
+    const ddp_softmax_grad_attrs *a = v->attrs;
+    ddp_tensor *g = ddp__widened(in[0]), *y = ddp__widened(in[1]), *gy = ddp_mul(g, y);
+    out[0] = ddp__narrowed(ddp_sub(gy, ddp_mul(y, ddp_sum(gy, 1, &a->dim, 1))), v->in_meta[0].dtype);
+    return ddp__pending();
+}
+/* g - e^y sum(g) */
+static int log_softmax_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor **out) {
+    const ddp_log_softmax_grad_attrs *a = v->attrs;
+    ddp_tensor *g = ddp__widened(in[0]), *y = ddp__widened(in[1]);
+    out[0] = ddp__narrowed(ddp_sub(g, ddp_mul(ddp_exp(y), ddp_sum(g, 1, &a->dim, 1))), v->in_meta[0].dtype);
+    return ddp__pending();
+}
+static int softmax_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, softmax_grad_chain); }
+static int log_softmax_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, log_softmax_grad_chain); }
+
+/* Rows along the last dim have a kernel of one pass; of other layouts the simple ops are faster. */
+static bool by_rows(const ddp_tensor *y, int64_t dim) {
+    return ddp__meta_is_rowmajor(&y->m) && (dim == -1 || dim == y->m.ndim - 1);
+}
+static int softmax_vjp(ddp_vjp *v) {
+    const ddp_softmax_attrs *a = v->attrs;
+    ddp_tensor *in[2] = {v->grad_out[0], v->out[0]};
+    if (!by_rows(in[1], a->dim)) return softmax_grad_chain(v, in, v->grad_in);
+    if (!ddp__meta_is_rowmajor(&in[0]->m)) in[0] = ddp_clone(in[0], 0);
+    v->grad_in[0] = ddp_softmax_grad(in[0], in[1], (int)a->dim);
+    return ddp__pending();
+}
+static int log_softmax_vjp(ddp_vjp *v) {
     const ddp_log_softmax_attrs *a = v->attrs;
-    ddp_tensor *g = ddp__widened(v->grad_out[0]), *y = ddp__widened(v->out[0]);
-    v->grad_in[0] = ddp__narrowed(ddp_sub(g, ddp_mul(ddp_exp(y), ddp_sum(g, 1, &a->dim, 1))), v->in_meta[0].dtype);
+    ddp_tensor *in[2] = {v->grad_out[0], v->out[0]};
+    if (!by_rows(in[1], a->dim)) return log_softmax_grad_chain(v, in, v->grad_in);
+    if (!ddp__meta_is_rowmajor(&in[0]->m)) in[0] = ddp_clone(in[0], 0);
+    v->grad_in[0] = ddp_log_softmax_grad(in[0], in[1], (int)a->dim);
     return ddp__pending();
 }
 
@@ -29,3 +68,8 @@ const ddp_op_rules ddp__softmax_rules = {
     .infer = softmax_infer, .vjp = softmax_vjp, .saves = DDP_SAVE_OUT(0), .flops = softmax_flops};
 const ddp_op_rules ddp__log_softmax_rules = {
     .infer = softmax_infer, .vjp = log_softmax_vjp, .saves = DDP_SAVE_OUT(0), .flops = softmax_flops};
+#define BOTH_IN (DDP_SAVE_IN(0) | DDP_SAVE_IN(1))
+const ddp_op_rules ddp__softmax_grad_rules = {
+    .infer = softmax_grad_infer, .vjp = softmax_grad_vjp, .saves = BOTH_IN, .flops = softmax_flops};
+const ddp_op_rules ddp__log_softmax_grad_rules = {
+    .infer = softmax_grad_infer, .vjp = log_softmax_grad_vjp, .saves = BOTH_IN, .flops = softmax_flops};

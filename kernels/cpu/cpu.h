@@ -83,10 +83,23 @@ CPU_INLINE cpu_bits cpu_unpack(cpu_halves h) {
 }
 
 CPU_INLINE cpu_vec cpu_from_bf16(cpu_halves h) { return (cpu_vec)(cpu_unpack(h) << 16); }
+#if defined(__AVX512F__)
+/* u + 0x7fff, and 1 more where bit 16 is set; NaN is made quiet instead; then the upper halves by one shuffle. */
+CPU_INLINE cpu_halves cpu_to_bf16(cpu_vec v) {
+    static const uint16_t upper[32] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+    __m512i u = (__m512i)v, near = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+    near =
+        _mm512_mask_add_epi32(near, _mm512_test_epi32_mask(u, _mm512_set1_epi32(1 << 16)), near, _mm512_set1_epi32(1));
+    near = _mm512_mask_or_epi32(near, _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q), u,
+                                _mm512_set1_epi32(0x400000));
+    return (cpu_halves)_mm512_castsi512_si256(_mm512_permutexvar_epi16(_mm512_loadu_si512(upper), near));
+}
+#else
 CPU_INLINE cpu_halves cpu_to_bf16(cpu_vec v) {
     cpu_bits u = (cpu_bits)v, odd = cpu_upper(u) & 1;
     return cpu_pack(cpu_upper(cpu_either((cpu_bits)(v != v), u | 0x400000, u + (odd + 0x7fff))));
 }
+#endif
 
 #if defined(__AVX512F__)
 CPU_INLINE cpu_vec cpu_from_f16(cpu_halves h) { return (cpu_vec)_mm512_cvtph_ps((__m256i)h); }

@@ -1,11 +1,11 @@
-/* extremes.c -- the largest and smallest elements of f32, f16 and bf16 of any layout, and where they are: the first of
- * several. NaN beats all. The smallest is the largest with signs turned. The extreme of extremes is the extreme: results do
+/* extremes.c -- the largest and smallest elements of any dtype and layout, and where they are: the first of several; f32, f16
+ * and bf16 here, the others in extremes_plain.c. NaN beats all. The smallest is the largest with signs turned. The extreme of extremes is the extreme: results do
  * not depend on how the work is cut. */
 #include "../../core/mem/mem.h"
-#include "reduce.h"
+#include "extremes.h"
 #include "vectors.h"
 
-enum { BLOCK = 2048, WIDTH = 1024 };
+enum { WIDTH = 1024 };
 
 typedef struct job {
     plan p;
@@ -21,32 +21,75 @@ static inline bool beats(float v, float best) { return v > best || (v != v && be
 
 /* ---- lines: the dims that go lie together ---- */
 
-/* Where among n >= CPU_W neighbours, of which `best` is the largest, it first is. */
-CPU_INLINE int64_t span_find(ddp_dtype d, const void *x, int64_t i, int64_t n, int32_t flip, float best) {
-    cpu_vec want = (cpu_vec){0} + best;
-    for (int64_t k = 0;; k = k + 2 * CPU_W <= n ? k + CPU_W : n - CPU_W) {
-        cpu_vec v = load(d, x, i + k, flip);
-        int hit = bits_of(best == best ? equal(v, want) : is_nan(v));
-        if (hit) return k + __builtin_ctz((unsigned)hit);
+enum { BESIDE = 4 };
+/* Vector v of those beside each other taken in: the largest of each lane, none of them NaN, and where places are wanted the
+ * number of the first element of the vectors it came with. */
+CPU_INLINE void take(cpu_vec x, cpu_vec *best, bool places, cpu_bits now, cpu_bits *from) {
+    if (places) *from = pick(above(x, *best), now, *from);
+    *best = most(x, *best);
+}
+/* The largest of the lanes of BESIDE vectors and, where places are wanted, the first place of it. */
+CPU_INLINE float run_end(const cpu_vec *best, bool places, const cpu_bits *from, int64_t *at) {
+    static const int32_t lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    float top = lanes_most(most(most(best[0], best[1]), most(best[2], best[3])));
+    if (!places) return top;
+    const cpu_bits count = (cpu_bits)cpu_load(DDP_F32, lane, 0), none = (cpu_bits){0} + INT32_MAX;
+    cpu_bits least[BESIDE];
+    for (int v = 0; v < BESIDE; v++) least[v] = pick(equal(best[v], all_of(top)), from[v] + (count + v * CPU_W), none);
+    *at = lanes_fewest(fewest(fewest(least[0], least[1]), fewest(least[2], least[3])));
+    return top;
+}
+/* The first NaN from place i on: there is one. */
+CPU_INLINE int64_t find_nan(ddp_dtype d, const void *x, int64_t i) {
+    int64_t k = 0;
+    while (cpu_get(d, x, i + k) == cpu_get(d, x, i + k)) k++;
+    return k;
+}
+/* The largest of n < 2^31 neighbours from place i. */
+CPU_INLINE float span_max(ddp_dtype d, const void *x, int64_t i, int64_t n, int32_t flip, bool places, int64_t *at) {
+    const cpu_vec low = all_of(-__builtin_inff());
+    cpu_vec best[BESIDE];
+    cpu_bits from[BESIDE], now = {0};
+    lanes nan = is_nan(low);
+    int64_t k = 0;
+    for (int v = 0; v < BESIDE; v++) {
+        best[v] = low;
+        from[v] = now;
     }
+    for (; k + BESIDE * CPU_W <= n; k += BESIDE * CPU_W, now += BESIDE * CPU_W) {
+        cpu_vec u[BESIDE];
+        for (int v = 0; v < BESIDE; v++) u[v] = load(d, x, i + k + v * CPU_W, flip);
+        nan = either(nan, either(one_is_nan(u[0], u[1]), one_is_nan(u[2], u[3])));
+        for (int v = 0; v < BESIDE; v++) take(u[v], &best[v], places, now, &from[v]);
+    }
+    for (; k < n; k += CPU_W, now += CPU_W) {
+        float rest = flip ? __builtin_inff() : -__builtin_inff();
+        cpu_vec u = load_some(d, x, i + k, n - k < CPU_W ? n - k : CPU_W, rest);
+        u = (cpu_vec)((cpu_bits)u ^ flip);
+        nan = either(nan, is_nan(u));
+        take(u, &best[0], places, now, &from[0]);
+    }
+    if (__builtin_expect(!bits_of(nan), 1)) return run_end(best, places, from, at);
+    if (places) *at = find_nan(d, x, i);
+    return __builtin_nanf("");
 }
-static float block_best(const job *j, int64_t i, int64_t n) {
-    if (j->p.d == DDP_BF16) return span_max(DDP_BF16, j->p.x, i, n, j->flip);
-    if (j->p.d == DDP_F16) return span_max(DDP_F16, j->p.x, i, n, j->flip);
-    return span_max(DDP_F32, j->p.x, i, n, j->flip);
+
+/* Places are wanted of the largest only. */
+CPU_INLINE float run_best_of(ddp_dtype d, const job *j, int64_t i, int64_t n, int64_t *at) {
+    if (j->ids) return span_max(d, j->p.x, i, n, 0, true, at);
+    return j->flip ? span_max(d, j->p.x, i, n, INT32_MIN, false, at) : span_max(d, j->p.x, i, n, 0, false, at);
 }
-static int64_t block_find(const job *j, int64_t i, int64_t n, float best) {
-    if (j->p.d == DDP_BF16) return span_find(DDP_BF16, j->p.x, i, n, j->flip, best);
-    if (j->p.d == DDP_F16) return span_find(DDP_F16, j->p.x, i, n, j->flip, best);
-    return span_find(DDP_F32, j->p.x, i, n, j->flip, best);
+static float run_best(const job *j, int64_t i, int64_t n, int64_t *at) {
+    if (j->p.d == DDP_BF16) return run_best_of(DDP_BF16, j, i, n, at);
+    if (j->p.d == DDP_F16) return run_best_of(DDP_F16, j, i, n, at);
+    return run_best_of(DDP_F32, j, i, n, at);
 }
 
 /* The largest of n elements from place i, `stride` apart; its number goes into at. */
 static float line_best(const job *j, int64_t i, int64_t stride, int64_t n, int64_t *at) {
     float best = get(j, i);
-    int64_t block = -1, size = j->ids ? BLOCK : n;
     *at = 0;
-    if (stride != 1 || n < CPU_W) {
+    if (stride != 1) {
         for (int64_t k = 1; k < n; k++) {
             float v = get(j, i + k * stride);
             if (!beats(v, best)) continue;
@@ -55,15 +98,7 @@ static float line_best(const job *j, int64_t i, int64_t stride, int64_t n, int64
         }
         return best;
     }
-    for (int64_t k = 0; k < n; k += size) { /* a short last block begins earlier: what it has again does not beat */
-        int64_t from = n - k < CPU_W ? n - CPU_W : k;
-        float v = block_best(j, i + from, n - from < size ? n - from : size);
-        if (!beats(v, best)) continue;
-        best = v;
-        block = from;
-    }
-    if (block >= 0 && j->ids) *at = block + block_find(j, i + block, n - block < BLOCK ? n - block : BLOCK, best);
-    return best;
+    return run_best(j, i, n, at);
 }
 
 /* One line of very many elements: in parts. */
@@ -115,7 +150,7 @@ static void line_results(const void *ctx, int64_t lo, int64_t hi) {
 
 /* ---- rows: the dims that stay lie together ---- */
 
-/* best[0..n) and, where it is given, id[0..n): rows from place `from`, `stride` apart, numbered from `first`, taken in. */
+/* best[0..CPU_W) and, where it is given, id[0..CPU_W): rows from place `from`, `stride` apart, numbered from `first`, taken in. */
 CPU_INLINE void take_vector(ddp_dtype d, const void *x, int64_t from, int64_t stride, int64_t rows, int32_t first,
                             int32_t flip, float *best, int32_t *id) {
     cpu_vec b = cpu_load(DDP_F32, best, 0);
@@ -133,15 +168,40 @@ CPU_INLINE void take_vector(ddp_dtype d, const void *x, int64_t from, int64_t st
     }
     cpu_store(DDP_F32, best, 0, b);
 }
+/* The same of TOGETHER rows, which are read in the order of memory. Where they hold no NaN fewer comparisons do: one that best
+ * holds stays, nothing is above it. */
+enum { TOGETHER = 8 };
+CPU_INLINE void take_vectors(ddp_dtype d, const void *x, int64_t from, int64_t stride, int32_t first, int32_t flip,
+                             float *best, int32_t *id) {
+    cpu_vec u[TOGETHER], b = cpu_load(DDP_F32, best, 0);
+    for (int r = 0; r < TOGETHER; r++) u[r] = load(d, x, from + r * stride, flip);
+    lanes nan = either(either(one_is_nan(u[0], u[1]), one_is_nan(u[2], u[3])),
+                       either(one_is_nan(u[4], u[5]), one_is_nan(u[6], u[7])));
+    if (__builtin_expect(bits_of(nan), 0)) {
+        take_vector(d, x, from, stride, TOGETHER, first, flip, best, id);
+        return;
+    }
+    if (!id) {
+        for (int r = 0; r < 4; r++) u[r] = most(u[r], u[r + 4]);
+        cpu_store(DDP_F32, best, 0, most(most(most(u[0], u[1]), most(u[2], u[3])), b));
+        return;
+    }
+    cpu_bits at = (cpu_bits)cpu_load(DDP_F32, id, 0);
+    for (int r = 0; r < TOGETHER; r++) {
+        lanes l = above(u[r], b);
+        b = (cpu_vec)pick(l, (cpu_bits)u[r], (cpu_bits)b);
+        at = pick(l, (cpu_bits){0} + (first + r), at);
+    }
+    cpu_store(DDP_F32, best, 0, b);
+    cpu_store(DDP_F32, id, 0, (cpu_vec)at);
+}
 CPU_INLINE void take_rows_of(ddp_dtype d, const job *j, int64_t from, int64_t stride, int64_t rows, int64_t n,
                              int32_t first, float *best, int32_t *id) {
-    enum { TOGETHER = 8 }; /* rows at a time, so that all are read in the order of memory */
     for (int64_t r = 0; r < rows; r += TOGETHER) {
         int64_t m = rows - r < TOGETHER ? rows - r : TOGETHER, place = from + r * stride;
         for (int64_t k = 0; k < n; k = k + 2 * CPU_W <= n || k + CPU_W == n ? k + CPU_W : n - CPU_W) {
             int32_t *ids = id ? id + k : NULL;
-            if (m == TOGETHER)
-                take_vector(d, j->p.x, place + k, stride, TOGETHER, first + (int32_t)r, j->flip, best + k, ids);
+            if (m == TOGETHER) take_vectors(d, j->p.x, place + k, stride, first + (int32_t)r, j->flip, best + k, ids);
             else take_vector(d, j->p.x, place + k, stride, m, first + (int32_t)r, j->flip, best + k, ids);
         }
     }
@@ -204,7 +264,8 @@ static void row_groups(const void *ctx, int64_t lo, int64_t hi) {
         int64_t from = cpu_plan_place(kept, 1, o, &out);
         for (int64_t k = 0; k < n; k += WIDTH) {
             int64_t m = n - k < WIDTH ? n - k : WIDTH;
-            row_results(j, from + k, m, out + k * kept->out[0], rows * m < BIG || rows < PARTS ? 1 : PARTS);
+            bool cut = rows * m >= BIG && rows >= PARTS && cpu_threads(rows * m) > 1;
+            row_results(j, from + k, m, out + k * kept->out[0], cut ? PARTS : 1);
         }
     }
 }
@@ -216,6 +277,10 @@ static int extremes(const ddp_call *c, const ddp_ints *dims, int sign, ddp_tenso
     plan *p = &j.p;
     cpu_plan_make(c->in[0], dims, p);
     p->y = y ? ddp__ptr(y) : NULL;
+    if (!cpu_f32_or_half(c->in[0])) {
+        cpu_extremes_plain(p, sign < 0, j.ids);
+        return 0;
+    }
     int64_t n = p->kept.n ? p->kept.size[0] : 1, work = p->kept.count * p->gone.count;
     if (p->kept.n && p->kept.in[0] == 1 && p->gone.count > 1) {
         if (p->gone.count * n >= BIG) row_groups(&j, 0, p->kept.count / n); /* each by several threads */
@@ -225,9 +290,7 @@ static int extremes(const ddp_call *c, const ddp_ints *dims, int sign, ddp_tenso
     return 0;
 }
 
-static const char *reject(const ddp_call *c) {
-    return cpu_f32_or_half(c->in[0]) && c->in[0]->numel > 0 ? NULL : "f32, f16 or bf16 that is not empty only";
-}
+static const char *reject(const ddp_call *c) { return c->in[0]->numel > 0 ? NULL : "x is empty"; }
 static const char *reject_places(const ddp_call *c) {
     if (c->in[0]->numel > INT32_MAX) return "more than 2^31 elements";
     return reject(c);

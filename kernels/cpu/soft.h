@@ -30,14 +30,6 @@ typedef void (*soft_done)(ddp_dtype d, const soft *s, const void *ctx, const sof
 /* The first row from `row` on that is wanted. */
 typedef int64_t (*soft_next)(const void *ctx, int64_t row, int64_t end);
 
-CPU_INLINE float lanes_most(cpu_vec v) {
-    v = most(crossed(v, 1), v);
-    v = most(crossed(v, 2), v);
-    if (CPU_W > 4) v = most(crossed(v, 4), v);
-    if (CPU_W > 8) v = most(crossed(v, 8), v);
-    return v[0];
-}
-
 /* The largest of n elements from place i that are not NaN. */
 CPU_INLINE float soft_top(ddp_dtype d, const void *x, int64_t i, int64_t n) {
     cpu_vec top[4];
@@ -53,13 +45,15 @@ CPU_INLINE float soft_top(ddp_dtype d, const void *x, int64_t i, int64_t n) {
 /* The exponentials of V vectors from place i, into e where they are kept; from place j, the largest. */
 CPU_INLINE void soft_span(ddp_dtype d, const void *x, int64_t i, int64_t j, float top, bool keep, float *e, int V,
                           cpu_vec *sum, cpu_vec *next, const void *y) {
+    cpu_vec u[4];
+    for (int v = 0; v < V; v++) u[v] = cpu_load(d, x, i + v * CPU_W) - top;
+    exp_all(V, u);
     for (int v = 0; v < V; v++) {
         __builtin_prefetch(cpu_at(d, x, j + v * CPU_W) + AHEAD);
         if (y) __builtin_prefetch(cpu_at(d, y, i + v * CPU_W) + AHEAD);
-        cpu_vec u = exp_of(cpu_load(d, x, i + v * CPU_W) - top);
-        if (keep) cpu_store(DDP_F32, e, v * CPU_W, u);
-        sum[v] += u;
         next[v] = most(cpu_load(d, x, j + v * CPU_W), next[v]);
+        if (keep) cpu_store(DDP_F32, e, v * CPU_W, u[v]);
+        sum[v] += u[v];
     }
 }
 /* Of n elements from place i the sum of e^(x - top), in f32 over blocks, in double over those; each into e where they are
@@ -75,8 +69,9 @@ CPU_INLINE double soft_sum(ddp_dtype d, const void *x, int64_t n, int64_t i, flo
         cpu_vec sum[4] = {{0}};
         int64_t end = n - k < BLOCK ? n : k + BLOCK;
         for (; k + 4 * CPU_W <= end; k += 4 * CPU_W)
-            soft_span(d, x, i + k, j + k, top, keep, e + k, 4, sum, largest, y);
-        for (; k + CPU_W <= end; k += CPU_W) soft_span(d, x, i + k, j + k, top, keep, e + k, 1, sum, largest, y);
+            soft_span(d, x, i + k, j + k, top, keep, keep ? e + k : NULL, 4, sum, largest, y);
+        for (; k + CPU_W <= end; k += CPU_W)
+            soft_span(d, x, i + k, j + k, top, keep, keep ? e + k : NULL, 1, sum, largest, y);
         if (k < end) {
             cpu_vec u = exp_of(load_some(d, x, i + k, end - k, -__builtin_inff()) - top);
             if (keep) store_some(DDP_F32, e, k, end - k, u);

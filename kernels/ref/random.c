@@ -73,6 +73,14 @@ static int run_dropout(const ddp_call *c) {
 }
 DDP_REF_KERNEL(dropout, run_dropout);
 
+static int run_dropout_grad(const ddp_call *c) {
+    const double scale = 1 / (1 - ((const ddp_dropout_grad_attrs *)c->attrs)->p);
+    for (int64_t i = 0; i < c->out[0]->numel; i++)
+        ref_put(c->out[0], i, ref_get(c->in[0], i) * (ref_get(c->in[1], i) != 0 ? scale : 0));
+    return 0;
+}
+DDP_REF_KERNEL(dropout_grad, run_dropout_grad);
+
 static int run_randint(const ddp_call *c) {
     const ddp_randint_attrs *a = c->attrs;
     ddp_tensor *y = c->out[0];

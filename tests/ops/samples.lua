@@ -197,6 +197,9 @@ S.adaptive_avg_pool2d_grad = { samples = { { inputs = { { 2, 3, 2, 3 } }, args =
 
 -- ---- softmax and loss ------------------------------------------------------------------------------------------------------------
 S.softmax = { samples = { { inputs = { { 3, 5 } }, args = { -1 } }, { inputs = { { 2, 3, 4 } }, args = { 2 } }, { inputs = { { 40, 33 } }, args = { 2 }, no_grad = true }, { inputs = { { 2, 5003 } }, args = { 2 }, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 2 }, text = "dim 1 of a tensor of 1 dims" } } }
+S.softmax_grad = { samples = { { inputs = { { 3, 5 }, { 3, 5 } }, args = { -1 } }, { inputs = { { 2, 3, 4 }, { 2, 3, 4 } }, args = { 2 } }, { inputs = { { 40, 33 }, { 40, 33 } }, args = { 2 }, no_grad = true } },
+  fail = { { inputs = { { 3 }, { 4 } }, args = { 1 }, text = "g is [3], y [4]" }, { inputs = { { 3 }, { 3, dtype = "f64" } }, args = { 1 }, text = "y is f64, expected f32" }, { inputs = { { 3 }, { 3 } }, args = { 2 }, text = "dim 1 of a tensor of 1 dims" } } }
+S.log_softmax_grad = { samples = { unpack(S.softmax_grad.samples) }, fail = S.softmax_grad.fail }
 S.log_softmax = { samples = S.softmax.samples, fail = S.softmax.fail }
 local label = { inputs = { { 4, 3 }, { 4, kind = "label", n = 3 } } }
 S.cross_entropy = { samples = { label, { inputs = { { 4, 3 }, { 4, kind = "label", n = 3 } }, args = { 0, -100, 0.1 } }, { inputs = { { 2, 3, 4 }, { 2, 4, kind = "label", n = 3 } }, args = { 2, 1 } }, { inputs = { { 64, 10 }, { 64, kind = "label", n = 10 } }, no_grad = true },
@@ -210,6 +213,7 @@ table.insert(S.cross_entropy_grad.samples, { inputs = { {}, { 40, 33 }, { 40, ki
 for _, n in ipairs { 1, 3, 15, 16, 17, 33, 1000, 4097 } do
   local row, classes = { 5, n }, { 5, kind = "label", n = n }
   for _, name in ipairs { "softmax", "log_softmax" } do table.insert(S[name].samples, { inputs = { row }, args = { -1 }, no_grad = true }) end
+  for _, name in ipairs { "softmax_grad", "log_softmax_grad" } do table.insert(S[name].samples, { inputs = { row, row }, args = { -1 }, no_grad = true }) end
   for _, smoothing in ipairs { 0, 0.1 } do
     table.insert(S.cross_entropy.samples, { inputs = { row, classes }, args = { 1, -100, smoothing }, no_grad = true })
     table.insert(S.cross_entropy_grad.samples, { inputs = { {}, row, classes }, args = { 1, -100, smoothing }, no_grad = true })
@@ -219,7 +223,11 @@ for _, n in ipairs { 1, 3, 15, 16, 17, 33, 1000, 4097 } do
   table.insert(S.cross_entropy_grad.samples, { inputs = { { 2, 3, 4 }, image, places }, args = { 0, 0 }, no_grad = true })
 end
 S.dropout = { samples = { { inputs = { { 1 } }, seed = 3 }, { inputs = { { 15 } }, seed = 3 }, { inputs = { { 17 } }, seed = 3 }, { inputs = { { 5, 33 } }, args = { 0.1 }, seed = 3 },
-  { inputs = { { 7, 1000 } }, args = { 0.4 }, seed = 3, no_grad = true }, { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
+  { inputs = { { 7, 1000 } }, args = { 0.4 }, seed = 3, no_grad = true }, { inputs = { { 6, 5 } }, args = { 0.4 }, seed = 3 },
+  { inputs = { { 5, 1030 } }, args = { 0 }, seed = 3, no_grad = true }, { inputs = { { 5, 33 } }, args = { 1 - 2 ^ -30 }, seed = 3, no_grad = true } }, fail = { { inputs = { { 3 } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
+
+S.dropout_grad = { samples = { { inputs = { { 1 }, { 1, kind = "bool" } } }, { inputs = { { 5, 33 }, { 5, 33, kind = "bool" } }, args = { 0.1 } }, { inputs = { { 7, 1000 }, { 7, 1000, kind = "bool" } }, args = { 0.4 }, no_grad = true } },
+  fail = { { inputs = { { 3 }, { 4, kind = "bool" } }, text = "g is [3], mask [4]" }, { inputs = { { 3 }, { 3 } }, text = "mask is f32, expected bool" }, { inputs = { { 3 }, { 3, kind = "bool" } }, args = { 1 }, text = "expected 0 <= p < 1" } } }
 
 -- ---- shapes -----------------------------------------------------------------------------------------------------------------------
 S.view = { keeps_layout = true, samples = { { inputs = { { 2, 6 } }, args = { { 3, -1 } } }, { inputs = { { 2, 1, 3 } }, args = { { 6 } } } }, fail = { { inputs = { { 2, 3 } }, args = { { 4, -1 } }, text = "does not divide into" }, { inputs = { { 2, 3 } }, args = { { 7 } }, text = "x [2,3] has 6 elements, [7] has 7" } } }

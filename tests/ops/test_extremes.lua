@@ -12,7 +12,7 @@ local function with(value, places, dtype)
   return x:to(dtype)
 end
 
-for _, dtype in ipairs { "f32", "f16", "bf16" } do
+for _, dtype in ipairs { "f32", "f16", "bf16", "f64" } do
   t.test("NaN is the largest, wherever it stands, in " .. dtype, function()
     for p = 1, 700, 23 do
       local x = with(nan, { p, 700 }, dtype)
@@ -55,6 +55,38 @@ t.test("large ones, cut into parts for threads, are those of the reference", fun
       local want = checks.run(all, { args = { dim } }, { n = 1, x }, "ref")
       checks.compare({ all(x, dim) }, want, 0, table.concat(case, "x") .. " along " .. dim)
     end
+  end
+end)
+t.test("every length and dtype: values and places are the reference's, by vectors", function()
+  local function all(x, dim)
+    local values, places = ops.max_dim(x, dim)
+    return values, places, ops.amin(x, dim), ops.amax(x, dim)
+  end
+  for _, dtype in ipairs { "f32", "f16", "bf16", "f64", "i64", "i32", "u8", "bool" } do
+    for _, n in ipairs { 1, 3, 15, 17, 33, 63, 64, 65, 129, 257, 1000, 4097 } do
+      for _, size in ipairs { { 3, n }, { n, 3 }, { n, 40 } } do
+        local x = ddp.randint(0, dtype == "bool" and 2 or 99, size):to(dtype)
+        for dim = 1, 2 do
+          local want = checks.run(all, { args = { dim } }, { n = 1, x }, "ref")
+          checks.compare({ all(x, dim) }, want, 0, ("%s %dx%d along %d"):format(dtype, size[1], size[2], dim))
+          t.ok(checks.last_kernel():find "cpu", "by " .. checks.last_kernel())
+        end
+      end
+    end
+  end
+end)
+
+t.test("i64 beyond 2^53 and the ends of each whole type keep their bits", function()
+  local big = ddp.full({ 5 }, 2 ^ 62, { dtype = "i64" })
+  big[4]:add_(ddp.tensor(1, { dtype = "i64" }))
+  t.eq(ops.argmax(big):item(), 3)
+  t.eq(ops.argmax(big * -1):item(), 0)
+  for dtype, ends in pairs { i64 = { -2 ^ 63, 2 ^ 62 }, i32 = { -2 ^ 31, 2 ^ 31 - 1 }, u8 = { 0, 255 } } do
+    local x = ddp.full({ 100 }, 7, { dtype = dtype })
+    x[40]:fill_(ends[1])
+    x[60]:fill_(ends[2])
+    local least, most = ops.eq(ops.amin(x), x[40]):to "i32":item(), ops.eq(ops.amax(x), x[60]):to "i32":item()
+    t.eq({ least, most, ops.argmax(x):item() }, { 1, 1, 59 }, dtype)
   end
 end)
 t.done()
