@@ -71,7 +71,15 @@ CPU_INLINE cpu_halves cpu_pack(cpu_bits u) {
 #endif
 }
 
-CPU_INLINE cpu_vec cpu_from_bf16(cpu_halves h) { return (cpu_vec)(__builtin_convertvector(h, cpu_bits) << 16); }
+CPU_INLINE cpu_vec cpu_from_bf16(cpu_halves h) {
+#if defined(__AVX512F__)
+    return (cpu_vec)((cpu_bits)_mm512_cvtepu16_epi32((__m256i)h) << 16);
+#elif defined(__AVX2__)
+    return (cpu_vec)((cpu_bits)_mm256_cvtepu16_epi32((__m128i)h) << 16);
+#else
+    return (cpu_vec)(__builtin_convertvector(h, cpu_bits) << 16);
+#endif
+}
 CPU_INLINE cpu_halves cpu_to_bf16(cpu_vec v) {
     cpu_bits u = (cpu_bits)v, odd = cpu_upper(u) & 1;
     return cpu_pack(cpu_upper(cpu_either((cpu_bits)(v != v), u | 0x400000, u + (odd + 0x7fff))));
