@@ -61,7 +61,7 @@ for group in $groups; do
       # Each cap of the instruction set runs the same cases.
       if [ -z "$PRELOAD" ]; then
         for isa in sse avx2; do
-          for f in ops copies pool; do run "$f under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_$f.lua; done
+          for f in ops copies pool index; do run "$f under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_$f.lua; done
         done
         for isa in sse avx2 avx512 amx; do run "convolutions under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_conv.lua; done
         for src in tests/ops/test_*.lua; do run "$src, AMX emulated" env DDP_AMX=emulate luajit "$src"; done
