@@ -73,17 +73,27 @@ static int averages(const ddp_call *c, grid g) {
 
 /* ---- backward ---- */
 
-/* V vectors of one cell of dx: windows h x w are over it, the gradients of this image's begin at place y. */
-CPU_INLINE void spread_vectors(const job *j, ddp_dtype d, cover h, cover w, int64_t y, int64_t x, const int V) {
+/* V vectors of one cell of dx: H x W windows are over it, from h and w on, the gradient of the first at place y. */
+CPU_INLINE void spread_vectors(const job *j, ddp_dtype d, int64_t h, int64_t w, int64_t y, int64_t x, const int64_t H,
+                               const int64_t W, const int V) {
     const grid *g = &j->g;
     cpu_vec sum[4] = {{0}};
-    for (int64_t ho = h.lo; ho <= h.hi; ho++)
-        for (int64_t wo = w.lo; wo <= w.hi; wo++) {
-            const float by = 1 / (g->count[0][ho] * g->count[1][wo]);
-            const int64_t at = y + (ho * g->y[1] + wo) * g->C;
+    for (int64_t r = 0; r < H; r++)
+        for (int64_t c = 0; c < W; c++) {
+            const float by = 1 / (g->count[0][h + r] * g->count[1][w + c]);
+            const int64_t at = y + (r * g->y[1] + c) * g->C;
             for (int v = 0; v < V; v++) sum[v] += cpu_load(d, j->in, at + v * CPU_W) * by;
         }
     for (int v = 0; v < V; v++) cpu_store(d, j->out, x + v * CPU_W, sum[v]);
+}
+/* All channels, a vector at least; H and W are constants where this is inlined. */
+CPU_INLINE void spread_cell(const job *j, ddp_dtype d, int64_t h, int64_t w, int64_t y, int64_t x, int64_t H,
+                            int64_t W) {
+    const int64_t C = j->g.C;
+    int64_t k = 0;
+    for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) spread_vectors(j, d, h, w, y + k, x + k, H, W, 4);
+    for (; k + CPU_W <= C; k += CPU_W) spread_vectors(j, d, h, w, y + k, x + k, H, W, 1);
+    if (k < C) spread_vectors(j, d, h, w, y + C - CPU_W, x + C - CPU_W, H, W, 1);
 }
 /* One channel of it. */
 static void spread_one(const job *j, cover h, cover w, int64_t y, int64_t x) {
@@ -97,19 +107,21 @@ static void spread_one(const job *j, cover h, cover w, int64_t y, int64_t x) {
 
 static bool same(cover a, cover b) { return a.lo == b.lo && a.hi == b.hi; }
 
-/* Row h of an image of dx: cells under the same windows are copies of the first. */
-CPU_INLINE void spread_row(const job *j, ddp_dtype d, cover h, int64_t y, int64_t x) {
+/* A row of an image of dx: cells under the same windows are copies of the first. */
+CPU_INLINE void spread_row(const job *j, ddp_dtype d, cover h, int64_t image, int64_t x) {
     const grid *g = &j->g;
-    const int64_t C = g->C;
+    const int64_t C = g->C, H = h.hi - h.lo + 1;
     for (int64_t w = 0, m; w < g->x[1]; w += m, x += m * C) {
         const cover c = g->cover[1][w];
-        int64_t k = 0;
+        const int64_t W = c.hi - c.lo + 1, y = image + (h.lo * g->y[1] + c.lo) * C;
         for (m = 1; w + m < g->x[1] && same(g->cover[1][w + m], c);) m++;
-        for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) spread_vectors(j, d, h, c, y + k, x + k, 4);
-        for (; k + CPU_W <= C; k += CPU_W) spread_vectors(j, d, h, c, y + k, x + k, 1);
         if (C < CPU_W)
-            for (; k < C; k++) spread_one(j, h, c, y + k, x + k);
-        else if (k < C) spread_vectors(j, d, h, c, y + C - CPU_W, x + C - CPU_W, 1);
+            for (int64_t k = 0; k < C; k++) spread_one(j, h, c, image + k, x + k);
+        else if (H == 1 && W == 1) spread_cell(j, d, h.lo, c.lo, y, x, 1, 1);
+        else if (H == 1 && W == 2) spread_cell(j, d, h.lo, c.lo, y, x, 1, 2);
+        else if (H == 2 && W == 1) spread_cell(j, d, h.lo, c.lo, y, x, 2, 1);
+        else if (H == 2 && W == 2) spread_cell(j, d, h.lo, c.lo, y, x, 2, 2);
+        else spread_cell(j, d, h.lo, c.lo, y, x, H, W);
         for (int64_t have = 1; have < m; have *= 2)
             memcpy(cpu_at(d, j->out, x + have * C), cpu_at(d, j->out, x),
                    (size_t)(least(have, m - have) * C) * ddp__dtype_bytes[d]);

@@ -38,28 +38,63 @@ CPU_INLINE void put_places(int64_t *ids, cpu_bits place) {
 #endif
 }
 
-/* V vectors of channels of the window of H x W cells whose first is number `cell` and begins at place x: the largest, and its
+/* A vector of channels of the window of H x W cells whose first is number `cell` and begins at place x: the largest, and its
  * place, into place y. */
+CPU_INLINE void max_with_nan(const job *j, ddp_dtype d, int32_t cell, int64_t x, int64_t y, int64_t H, int64_t W) {
+    const int64_t C = j->g.C, row = j->g.x[1];
+    cpu_vec best = cpu_load(d, j->in, x);
+    cpu_bits place = (cpu_bits){0} + cell;
+    for (int64_t h = 0; h < H; h++)
+        for (int64_t w = 0; w < W; w++) {
+            cpu_vec v = cpu_load(d, j->in, x + (h * row + w) * C);
+            lanes larger = takes(v, best);
+            best = (cpu_vec)pick(larger, (cpu_bits)v, (cpu_bits)best);
+            place = pick(larger, (cpu_bits){0} + (int32_t)(cell + h * row + w), place);
+        }
+    cpu_store(d, j->out, y, best);
+    put_places(j->ids + y, place);
+}
+static __attribute__((noinline)) void max_any_nan(const job *j, int32_t cell, int64_t x, int64_t y, int64_t H,
+                                                  int64_t W) {
+    if (j->d == DDP_BF16) max_with_nan(j, DDP_BF16, cell, x, y, H, W);
+    else if (j->d == DDP_F16) max_with_nan(j, DDP_F16, cell, x, y, H, W);
+    else max_with_nan(j, DDP_F32, cell, x, y, H, W);
+}
+
+CPU_INLINE lanes above(cpu_vec a, cpu_vec b) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#else
+    return (lanes)(a > b);
+#endif
+}
+
+/* V such vectors. The sum of the cells tells whether a NaN is among them (or infinities of both signs): then once more. */
 CPU_INLINE void max_window(const job *j, ddp_dtype d, int32_t cell, int64_t x, int64_t y, const int64_t H,
                            const int64_t W, const int V) {
     const int64_t C = j->g.C, row = j->g.x[1];
-    cpu_vec best[2];
+    cpu_vec best[2], sum[2];
     cpu_bits place[2];
     for (int v = 0; v < V; v++) {
         best[v] = cpu_load(d, j->in, x + v * CPU_W);
         place[v] = (cpu_bits){0} + cell;
+        sum[v] = (cpu_vec){0};
     }
     for (int64_t h = 0; h < H; h++)
         for (int64_t w = 0; w < W; w++) {
             const cpu_bits here = (cpu_bits){0} + (int32_t)(cell + h * row + w);
             for (int v = 0; v < V; v++) {
                 cpu_vec value = cpu_load(d, j->in, x + (h * row + w) * C + v * CPU_W);
-                lanes larger = takes(value, best[v]);
-                best[v] = (cpu_vec)pick(larger, (cpu_bits)value, (cpu_bits)best[v]);
-                place[v] = pick(larger, here, place[v]);
+                place[v] = pick(above(value, best[v]), here, place[v]);
+                best[v] = most(value, best[v]);
+                sum[v] += value;
             }
         }
     for (int v = 0; v < V; v++) {
+        if (__builtin_expect(bits_of(is_nan(sum[v])) != 0, 0)) {
+            max_any_nan(j, cell, x + v * CPU_W, y + v * CPU_W, H, W);
+            continue;
+        }
         cpu_store(d, j->out, y + v * CPU_W, best[v]);
         put_places(j->ids + y + v * CPU_W, place[v]);
     }
@@ -160,18 +195,26 @@ CPU_INLINE cpu_vec add_where(lanes l, cpu_vec sum, cpu_vec v) {
 #endif
 }
 
-/* V vectors of channels of cell number `cell`, at place x; the results of this image begin at place y. */
-CPU_INLINE void back_vectors(const job *j, ddp_dtype d, cover h, cover w, int64_t cell, int64_t y, int64_t x,
-                             const int V) {
+/* V vectors of channels of cell number `cell`, at place x; H x W windows are over it, the first at place y. */
+CPU_INLINE void back_vectors(const job *j, ddp_dtype d, int64_t cell, int64_t y, int64_t x, const int64_t H,
+                             const int64_t W, const int V) {
+    const int64_t C = j->g.C, row = j->g.y[1] * C;
     cpu_vec sum[4] = {{0}};
-    for (int64_t ho = h.lo; ho <= h.hi; ho++)
-        for (int64_t wo = w.lo; wo <= w.hi; wo++) {
-            const int64_t at = y + (ho * j->g.y[1] + wo) * j->g.C;
-            for (int v = 0; v < V; v++)
-                sum[v] =
-                    add_where(places_at(j->ids + at + v * CPU_W, cell), sum[v], cpu_load(d, j->in, at + v * CPU_W));
-        }
+    for (int64_t h = 0; h < H; h++)
+        for (int64_t w = 0; w < W; w++)
+            for (int v = 0; v < V; v++) {
+                const int64_t at = y + h * row + w * C + v * CPU_W;
+                sum[v] = add_where(places_at(j->ids + at, cell), sum[v], cpu_load(d, j->in, at));
+            }
     for (int v = 0; v < V; v++) cpu_store(d, j->out, x + v * CPU_W, sum[v]);
+}
+/* All channels; H and W are constants where this is inlined. */
+CPU_INLINE void back_cell(const job *j, ddp_dtype d, int64_t cell, int64_t y, int64_t x, int64_t H, int64_t W) {
+    const int64_t C = j->g.C;
+    int64_t k = 0;
+    for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) back_vectors(j, d, cell, y + k, x + k, H, W, 4);
+    for (; k + CPU_W <= C; k += CPU_W) back_vectors(j, d, cell, y + k, x + k, H, W, 1);
+    if (k < C) back_vectors(j, d, cell, y + C - CPU_W, x + C - CPU_W, H, W, 1);
 }
 
 /* Rows [lo, hi) of dx, of all images. */
@@ -179,18 +222,23 @@ CPU_INLINE void back_rows(const job *j, ddp_dtype d, int64_t lo, int64_t hi) {
     const grid *g = &j->g;
     const int64_t C = g->C;
     for (int64_t r = lo; r < hi; r++) {
-        const int64_t y = r / g->x[0] * g->y[0] * g->y[1] * C, first = r % g->x[0] * g->x[1];
-        const cover h = g->cover[0][r % g->x[0]];
+        const int64_t image = r / g->x[0] * g->y[0] * g->y[1] * C, at = r % g->x[0];
+        const cover h = g->cover[0][at];
+        const bool fresh = at == 0 || g->cover[0][at - 1].hi != h.hi; /* of the rows under h.hi the first */
         for (int64_t w = 0; w < g->x[1]; w++) {
-            const int64_t x = (r * g->x[1] + w) * C;
-            int64_t k = 0;
             const cover c = g->cover[1][w];
-            const int64_t below = y + ((h.hi + 1) * g->y[1] + c.lo) * C;
-            cpu_fetch(d, j->in, below, C);
-            cpu_fetch(DDP_I64, j->ids, below, C);
-            for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) back_vectors(j, d, h, c, first + w, y + k, x + k, 4);
-            for (; k + CPU_W <= C; k += CPU_W) back_vectors(j, d, h, c, first + w, y + k, x + k, 1);
-            if (k < C) back_vectors(j, d, h, c, first + w, y + C - CPU_W, x + C - CPU_W, 1);
+            const int64_t y = image + (h.lo * g->y[1] + c.lo) * C, x = (r * g->x[1] + w) * C, cell = at * g->x[1] + w;
+            const int64_t H = h.hi - h.lo + 1, W = c.hi - c.lo + 1;
+            if (fresh && (w == 0 || g->cover[1][w - 1].hi != c.hi)) {
+                const int64_t below = image + ((h.hi + 1) * g->y[1] + c.hi) * C;
+                cpu_fetch(d, j->in, below, C);
+                cpu_fetch(DDP_I64, j->ids, below, C);
+            }
+            if (H == 1 && W == 1) back_cell(j, d, cell, y, x, 1, 1);
+            else if (H == 1 && W == 2) back_cell(j, d, cell, y, x, 1, 2);
+            else if (H == 2 && W == 1) back_cell(j, d, cell, y, x, 2, 1);
+            else if (H == 2 && W == 2) back_cell(j, d, cell, y, x, 2, 2);
+            else back_cell(j, d, cell, y, x, H, W);
         }
     }
 }
