@@ -60,7 +60,9 @@ for group in $groups; do
       for src in tests/harness/test_*.lua tests/ops/test_*.lua; do run "$src" env ${PRELOAD:+LD_PRELOAD=$PRELOAD} luajit "$src"; done
       # Each cap of the instruction set runs the same cases.
       if [ -z "$PRELOAD" ]; then
-        for isa in sse avx2; do run "ops under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_ops.lua; done
+        for isa in sse avx2; do
+          for f in ops copies pool index; do run "$f under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_$f.lua; done
+        done
         for isa in sse avx2 avx512 amx; do run "convolutions under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_conv.lua; done
         for src in tests/ops/test_*.lua; do run "$src, AMX emulated" env DDP_AMX=emulate luajit "$src"; done
       fi ;;

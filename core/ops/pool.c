@@ -57,7 +57,10 @@ static int max_pool2d_infer(const ddp_call *c, ddp_meta *out) {
     return channels_last(c, DDP_I64, y, &out[1]);
 }
 static int max_pool2d_vjp(ddp_vjp *v) {
-    if (v->grad_out[0]) v->grad_in[0] = ddp_max_pool2d_grad(v->grad_out[0], v->out[1], 4, v->in_meta[0].size);
+    const ddp_max_pool2d_attrs *a = v->attrs;
+    if (v->grad_out[0])
+        v->grad_in[0] =
+            ddp_max_pool2d_grad(v->grad_out[0], v->out[1], 4, v->in_meta[0].size, a->kernel, a->stride, a->padding);
     return ddp__pending();
 }
 
@@ -72,6 +75,10 @@ static int max_pool2d_grad_infer(const ddp_call *c, ddp_meta *out) {
     if (a->x_size.v[0] != c->in[0]->m.size[0] || a->x_size.v[1] != c->in[0]->m.size[1])
         return ddp__op_fail(c, DDP_ESHAPE, "g is %s, x_size %s", DDP_SHAPE_TEXT(&c->in[0]->m),
                             ddp__shape_text(4, a->x_size.v, (char[80]){0}, 80));
+    int64_t y[4];
+    if ((a->kernel[0] || a->kernel[1]) &&
+        ((st = pooled(c, a->x_size.v, a->kernel, a->stride, a->padding, y)) < 0 || (st = want_g(c, y)) < 0))
+        return st;
     return channels_last(c, c->in[0]->m.dtype, a->x_size.v, out);
 }
 static int max_pool2d_grad_vjp(ddp_vjp *v) { /* gg picked at the places */

@@ -1,254 +1,160 @@
-/* pool.c -- pooling of channels-last f32, f16 and bf16: windows are walked cell by cell, each cell a run of channels. */
-#include <math.h>
+/* pool.c -- means of windows of channels-last f32, f16 and bf16, and their gradient. Vectors of channels are added up in
+ * registers; a cell of dx adds what the windows over it give, so that each is written once. */
 #include <string.h>
 
-#include "../../core/mem/mem.h"
-#include "cpu.h"
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
-/* A window: its real cells, and what its sum is divided by. */
-typedef struct window {
-    int64_t h0, h1, w0, w1;
-    float divisor;
-} window;
-
-/* How windows follow from the place (ho, wo); kernel[0] == 0: adaptive. */
-typedef struct grid {
-    int64_t N, C, H, W, Ho, Wo; /* of x and of y */
-    int64_t kernel[2], stride[2], padding[2];
-    bool include;
-} grid;
-
-static window window_at(const grid *g, int64_t ho, int64_t wo) {
-    window v;
-    if (!g->kernel[0]) {
-        v = (window){ho * g->H / g->Ho, ((ho + 1) * g->H + g->Ho - 1) / g->Ho, wo * g->W / g->Wo,
-                     ((wo + 1) * g->W + g->Wo - 1) / g->Wo, 0};
-        v.divisor = (float)((v.h1 - v.h0) * (v.w1 - v.w0));
-        return v;
-    }
-    int64_t h0 = ho * g->stride[0] - g->padding[0], w0 = wo * g->stride[1] - g->padding[1];
-    int64_t h1 = least(h0 + g->kernel[0], g->H + g->padding[0]), w1 = least(w0 + g->kernel[1], g->W + g->padding[1]);
-    v = (window){most(h0, 0), least(h1, g->H), most(w0, 0), least(w1, g->W), 0};
-    v.divisor = (float)(g->include ? (h1 - h0) * (w1 - w0) : (v.h1 - v.h0) * (v.w1 - v.w0));
-    return v;
-}
-
-static grid grid_of(const ddp_meta *x, const ddp_meta *y, const int64_t *kernel, const int64_t *stride,
-                    const int64_t *padding) {
-    grid g = {x->size[0], x->size[1], x->size[2], x->size[3], y->size[2], y->size[3], {0}, {0}, {0}, false};
-    for (int i = 0; i < 2 && kernel; i++) {
-        g.kernel[i] = kernel[i];
-        g.stride[i] = stride[i] ? stride[i] : kernel[i];
-        g.padding[i] = padding[i];
-    }
-    return g;
-}
-
-static const char *reject(const ddp_call *c) {
-    for (int i = 0; i < c->n_in; i++)
-        if (!ddp__meta_is_channels_last(&c->in[i]->m)) return "not channels-last";
-    if (!ddp__meta_is_channels_last(&c->out[0]->m)) return "a result that is not channels-last";
-    if (!cpu_f32_or_half(c->in[0])) return "f32, f16 and bf16 only";
-    return c->in[0]->numel && c->out[0]->numel ? NULL : "an empty tensor";
-}
-
-/* ---- the largest ---- */
-
-enum { LANES = 256, SCRATCH = 1 << 18 };
-
-/* One window, up to LANES channels from place x on: places and the largest. */
-static void max_window(const grid *g, window v, ddp_dtype d, const void *p, int64_t x, int64_t lanes, float *best,
-                       int64_t *ids) {
-    float buffer[LANES];
-    int32_t at[LANES];
-    cpu_widen(d, p, x + (v.h0 * g->W + v.w0) * g->C, best, lanes);
-    for (int64_t k = 0; k < lanes; k++) at[k] = (int32_t)(v.h0 * g->W + v.w0);
-    for (int64_t h = v.h0; h < v.h1; h++)
-        for (int64_t w = v.w0; w < v.w1; w++) {
-            const float *cell = cpu_source(d, p, x + (h * g->W + w) * g->C, buffer, lanes);
-            const int32_t here = (int32_t)(h * g->W + w);
-#pragma omp simd
-            for (int64_t k = 0; k < lanes; k++) {
-                int take = (best[k] == best[k]) & !(cell[k] <= best[k]); /* larger, or the first NaN */
-                best[k] = take ? cell[k] : best[k];
-                at[k] = take ? here : at[k];
-            }
-        }
-#pragma omp simd
-    for (int64_t k = 0; k < lanes; k++) ids[k] = at[k];
-}
-
-static const char *reject_max(const ddp_call *c) {
-    if (!ddp__meta_is_channels_last(&c->out[1]->m)) return "a result that is not channels-last";
-    return c->in[0]->m.size[2] * c->in[0]->m.size[3] > INT32_MAX ? "an image of more than 2^31 cells" : reject(c);
-}
+#include "pool.h"
 
 typedef struct job {
-    const ddp_call *c;
+    const char *in;
+    char *out;
+    ddp_dtype d;
     grid g;
-    float *images; /* of gradients: f32 of dx from image `first` on */
-    int64_t first;
 } job;
 
+/* ---- forward ---- */
+
+/* V vectors of channels of one window, from place x on. Line by line: large windows lose no digits. */
+CPU_INLINE void mean_window(const job *j, ddp_dtype d, span h, span w, int64_t x, int64_t y, const int V) {
+    const int64_t C = j->g.C, row = j->g.x[1] * C;
+    const float by = 1 / (float)(h.count * w.count);
+    cpu_vec sum[4] = {{0}};
+    for (int64_t r = h.lo; r < h.hi; r++) {
+        cpu_vec line[4] = {{0}};
+        const int64_t end = x + r * row + w.hi * C;
+        for (int64_t at = x + r * row + w.lo * C; at < end; at += C)
+            for (int v = 0; v < V; v++) line[v] += cpu_load(d, j->in, at + v * CPU_W);
+        for (int v = 0; v < V; v++) sum[v] += line[v];
+    }
+    for (int v = 0; v < V; v++) cpu_store(d, j->out, y + v * CPU_W, sum[v] * by);
+}
+
+/* The same for fewer channels than a vector has. */
+static void mean_few(const job *j, span h, span w, int64_t x, int64_t y) {
+    const int64_t C = j->g.C, row = j->g.x[1] * C;
+    for (int64_t k = 0; k < C; k++) {
+        float sum = 0;
+        for (int64_t r = h.lo; r < h.hi; r++) {
+            float line = 0;
+            for (int64_t c = w.lo; c < w.hi; c++) line += cpu_get(j->d, j->in, x + r * row + c * C + k);
+            sum += line;
+        }
+        cpu_put(j->d, j->out, y + k, sum * (1 / (float)(h.count * w.count)));
+    }
+}
+
 /* Rows [lo, hi) of windows, of all images. */
-static void max_rows(const void *ctx, int64_t lo, int64_t hi) {
-    const job *j = ctx;
+CPU_INLINE void mean_rows(const job *j, ddp_dtype d, int64_t lo, int64_t hi) {
     const grid *g = &j->g;
-    const ddp_dtype d = j->c->in[0]->m.dtype;
-    float best[LANES];
     for (int64_t r = lo; r < hi; r++) {
-        int64_t image = r / g->Ho * g->H * g->W * g->C;
-        for (int64_t wo = 0; wo < g->Wo; wo++) {
-            window v = window_at(g, r % g->Ho, wo);
-            int64_t at = (r * g->Wo + wo) * g->C, *ids = (int64_t *)(void *)ddp__ptr(j->c->out[1]) + at;
-            for (int64_t k = 0; k < g->C; k += LANES) {
-                int64_t lanes = least(LANES, g->C - k);
-                max_window(g, v, d, ddp__ptr(j->c->in[0]), image + k, lanes, best, ids + k);
-                cpu_narrow(d, best, ddp__ptr(j->c->out[0]), at + k, lanes);
-            }
+        const span h = span_of(g, 0, r % g->y[0]);
+        const int64_t x = r / g->y[0] * g->x[0] * g->x[1] * g->C;
+        for (int64_t wo = 0; wo < g->y[1]; wo++) {
+            const span w = span_of(g, 1, wo);
+            int64_t y = (r * g->y[1] + wo) * g->C, k = 0;
+            for (; k + 4 * CPU_W <= g->C; k += 4 * CPU_W) mean_window(j, d, h, w, x + k, y + k, 4);
+            for (; k + CPU_W <= g->C; k += CPU_W) mean_window(j, d, h, w, x + k, y + k, 1);
+            if (g->C < CPU_W) mean_few(j, h, w, x, y);
+            else if (k < g->C) mean_window(j, d, h, w, x + g->C - CPU_W, y + g->C - CPU_W, 1);
         }
     }
 }
-
-static int run_max_pool2d(const ddp_call *c) {
-    const ddp_max_pool2d_attrs *a = c->attrs;
-    job j = {c, grid_of(&c->in[0]->m, &c->out[0]->m, a->kernel, a->stride, a->padding), NULL, 0};
-    cpu_share(j.g.N * j.g.Ho, c->in[0]->numel, max_rows, &j);
-    return 0;
-}
-CPU_KERNEL(max_pool2d, reject_max, run_max_pool2d);
-
-/* body(j, lo, hi) over all images of dx, which it fills as f32: f32 where they lie, 16-bit ones, so that what is added up
- * is rounded once, some at a time in scratch. A status. */
-static int each_image(job *j, cpu_body body) {
-    ddp_tensor *dx = j->c->out[0];
-    const int64_t N = j->g.N, image = j->g.H * j->g.W * j->g.C;
-    if (dx->m.dtype == DDP_F32) {
-        j->images = cpu_f32(dx);
-        cpu_share(N, dx->numel, body, j);
-        return 0;
-    }
-    int64_t group = least(N, SCRATCH / image + 8);
-    size_t bytes = (size_t)(group * image) * sizeof(float);
-    if (!(j->images = ddp__scratch_take(bytes))) return ddp__pending();
-    for (j->first = 0; j->first < N; j->first += group) {
-        int64_t n = least(group, N - j->first);
-        cpu_share(n, n * image, body, j);
-    }
-    ddp__scratch_give(j->images, bytes);
-    return 0;
-}
-
-/* Images first + [lo, hi). */
-static void max_grads(const void *ctx, int64_t lo, int64_t hi) {
-    const job *j = ctx;
-    const grid *g = &j->g;
-    const ddp_dtype d = j->c->in[0]->m.dtype;
-    const int64_t *ids = (const int64_t *)(const void *)ddp__ptr(j->c->in[1]), area = g->H * g->W;
-    const int64_t C = g->C, cells = g->Ho * g->Wo * C;
-    float buffer[LANES];
-    for (int64_t n = lo; n < hi; n++) {
-        float *image = j->images + n * area * C;
-        memset(image, 0, (size_t)(area * C) * sizeof *image);
-        for (int64_t i = 0; i < cells; i += C)
-            for (int64_t k = 0; k < C; k += LANES) {
-                int64_t lanes = least(LANES, C - k), at = (n + j->first) * cells + i + k;
-                const float *from = cpu_source(d, ddp__ptr(j->c->in[0]), at, buffer, lanes);
-                const int64_t *id = ids + at;
-                float *to = image + k;
-                for (int64_t l = 0; l < lanes; l++)
-                    if (id[l] >= 0 && id[l] < area) to[id[l] * C + l] += from[l];
-            }
-        cpu_narrow(d, image, ddp__ptr(j->c->out[0]), (n + j->first) * area * C, area * C);
-    }
-}
-
-static int run_max_pool2d_grad(const ddp_call *c) {
-    job j = {c, grid_of(&c->out[0]->m, &c->in[0]->m, NULL, NULL, NULL), NULL, 0};
-    return each_image(&j, max_grads);
-}
-CPU_KERNEL(max_pool2d_grad, reject, run_max_pool2d_grad);
-
-/* ---- means ---- */
-
-/* The mean of a window, up to LANES channels from place x on; d is a constant for f32, so that cells are read in place. */
-CPU_INLINE void mean_window(const grid *g, window v, ddp_dtype d, const void *p, int64_t x, int64_t lanes, float *y) {
-    float line[LANES], sum[LANES] = {0}, buffer[LANES];
-    for (int64_t h = v.h0; h < v.h1; h++) { /* line by line: large windows lose no digits */
-        int64_t at = x + (h * g->W + v.w0) * g->C;
-        memcpy(line, cpu_source(d, p, at, buffer, lanes), (size_t)lanes * sizeof *line);
-        for (int64_t w = v.w0 + 1; w < v.w1; w++) {
-            const float *cell = cpu_source(d, p, at += g->C, buffer, lanes);
-#pragma omp simd
-            for (int64_t k = 0; k < lanes; k++) line[k] += cell[k];
-        }
-#pragma omp simd
-        for (int64_t k = 0; k < lanes; k++) sum[k] += line[k];
-    }
-#pragma omp simd
-    for (int64_t k = 0; k < lanes; k++) y[k] = sum[k] / v.divisor;
-}
-
-static void mean_rows(const void *ctx, int64_t lo, int64_t hi) {
-    const job *j = ctx;
-    const grid *g = &j->g;
-    const ddp_dtype d = j->c->in[0]->m.dtype;
-    char *in = ddp__ptr(j->c->in[0]), *out = ddp__ptr(j->c->out[0]);
-    float buffer[LANES];
-    for (int64_t r = lo; r < hi; r++) {
-        int64_t image = r / g->Ho * g->H * g->W * g->C, at = r * g->Wo * g->C;
-        for (int64_t wo = 0; wo < g->Wo; wo++, at += g->C)
-            for (int64_t k = 0; k < g->C; k += LANES) {
-                int64_t lanes = least(LANES, g->C - k);
-                float *y = cpu_target(d, out, at + k, buffer);
-                window v = window_at(g, r % g->Ho, wo);
-                if (d == DDP_F32) mean_window(g, v, DDP_F32, in, image + k, lanes, y);
-                else mean_window(g, v, d, in, image + k, lanes, y);
-                cpu_narrow(d, y, out, at + k, lanes);
-            }
-    }
+static void mean_any(const void *ctx, int64_t lo, int64_t hi) {
+    const job j = *(const job *)ctx; /* a copy: nothing that is written can be part of it */
+    if (j.d == DDP_BF16) mean_rows(&j, DDP_BF16, lo, hi);
+    else if (j.d == DDP_F16) mean_rows(&j, DDP_F16, lo, hi);
+    else mean_rows(&j, DDP_F32, lo, hi);
 }
 
 static int averages(const ddp_call *c, grid g) {
-    job j = {c, g, NULL, 0};
-    cpu_share(g.N * g.Ho, c->in[0]->numel, mean_rows, &j);
+    job j = {ddp__ptr(c->in[0]), ddp__ptr(c->out[0]), c->in[0]->m.dtype, g};
+    cpu_share(g.N * g.y[0], c->in[0]->numel, mean_any, &j);
     return 0;
 }
 
-/* Images first + [lo, hi). */
-static void spread_images(const void *ctx, int64_t lo, int64_t hi) {
+/* ---- backward ---- */
+
+/* V vectors of one cell of dx: H x W windows are over it, from h and w on, the gradient of the first at place y. */
+CPU_INLINE void spread_vectors(const job *j, ddp_dtype d, int64_t h, int64_t w, int64_t y, int64_t x, const int64_t H,
+                               const int64_t W, const int V) {
+    const grid *g = &j->g;
+    cpu_vec sum[4] = {{0}};
+    for (int64_t r = 0; r < H; r++)
+        for (int64_t c = 0; c < W; c++) {
+            const float by = 1 / (g->count[0][h + r] * g->count[1][w + c]);
+            const int64_t at = y + (r * g->y[1] + c) * g->C;
+            for (int v = 0; v < V; v++) sum[v] += cpu_load(d, j->in, at + v * CPU_W) * by;
+        }
+    for (int v = 0; v < V; v++) cpu_store(d, j->out, x + v * CPU_W, sum[v]);
+}
+/* All channels, a vector at least; H and W are constants where this is inlined. */
+CPU_INLINE void spread_cell(const job *j, ddp_dtype d, int64_t h, int64_t w, int64_t y, int64_t x, int64_t H,
+                            int64_t W) {
+    const int64_t C = j->g.C;
+    int64_t k = 0;
+    for (; k + 4 * CPU_W <= C; k += 4 * CPU_W) spread_vectors(j, d, h, w, y + k, x + k, H, W, 4);
+    for (; k + CPU_W <= C; k += CPU_W) spread_vectors(j, d, h, w, y + k, x + k, H, W, 1);
+    if (k < C) spread_vectors(j, d, h, w, y + C - CPU_W, x + C - CPU_W, H, W, 1);
+}
+/* One channel of it. */
+static void spread_one(const job *j, cover h, cover w, int64_t y, int64_t x) {
+    const grid *g = &j->g;
+    float sum = 0;
+    for (int64_t ho = h.lo; ho <= h.hi; ho++)
+        for (int64_t wo = w.lo; wo <= w.hi; wo++)
+            sum += cpu_get(j->d, j->in, y + (ho * g->y[1] + wo) * g->C) * (1 / (g->count[0][ho] * g->count[1][wo]));
+    cpu_put(j->d, j->out, x, sum);
+}
+
+static bool same(cover a, cover b) { return a.lo == b.lo && a.hi == b.hi; }
+
+/* A row of an image of dx: cells under the same windows are copies of the first. */
+CPU_INLINE void spread_row(const job *j, ddp_dtype d, cover h, int64_t image, int64_t x) {
+    const grid *g = &j->g;
+    const int64_t C = g->C, H = h.hi - h.lo + 1;
+    for (int64_t w = 0, m; w < g->x[1]; w += m, x += m * C) {
+        const cover c = g->cover[1][w];
+        const int64_t W = c.hi - c.lo + 1, y = image + (h.lo * g->y[1] + c.lo) * C;
+        for (m = 1; w + m < g->x[1] && same(g->cover[1][w + m], c);) m++;
+        if (C < CPU_W)
+            for (int64_t k = 0; k < C; k++) spread_one(j, h, c, image + k, x + k);
+        else if (H == 1 && W == 1) spread_cell(j, d, h.lo, c.lo, y, x, 1, 1);
+        else if (H == 1 && W == 2) spread_cell(j, d, h.lo, c.lo, y, x, 1, 2);
+        else if (H == 2 && W == 1) spread_cell(j, d, h.lo, c.lo, y, x, 2, 1);
+        else if (H == 2 && W == 2) spread_cell(j, d, h.lo, c.lo, y, x, 2, 2);
+        else spread_cell(j, d, h.lo, c.lo, y, x, H, W);
+        for (int64_t have = 1; have < m; have *= 2)
+            memcpy(cpu_at(d, j->out, x + have * C), cpu_at(d, j->out, x),
+                   (size_t)(least(have, m - have) * C) * ddp__dtype_bytes[d]);
+    }
+}
+
+/* Rows [lo, hi) of dx, of all images. */
+static void spread_rows(const void *ctx, int64_t lo, int64_t hi) {
     const job *j = ctx;
     const grid *g = &j->g;
-    const ddp_dtype d = j->c->in[0]->m.dtype;
-    float buffer[LANES];
-    for (int64_t n = lo; n < hi; n++) {
-        float *image = j->images + n * g->H * g->W * g->C;
-        int64_t at = (n + j->first) * g->Ho * g->Wo * g->C;
-        memset(image, 0, (size_t)(g->H * g->W * g->C) * sizeof *image);
-        for (int64_t i = 0; i < g->Ho * g->Wo; i++, at += g->C) {
-            window v = window_at(g, i / g->Wo, i % g->Wo);
-            for (int64_t k = 0; k < g->C; k += LANES) {
-                int64_t lanes = least(LANES, g->C - k);
-                const float *from = cpu_source(d, ddp__ptr(j->c->in[0]), at + k, buffer, lanes);
-                for (int64_t h = v.h0; h < v.h1; h++)
-                    for (int64_t w = v.w0; w < v.w1; w++) {
-                        float *cell = image + (h * g->W + w) * g->C + k;
-#pragma omp simd
-                        for (int64_t l = 0; l < lanes; l++) cell[l] += from[l] / v.divisor;
-                    }
-            }
-        }
-        cpu_narrow(d, image, ddp__ptr(j->c->out[0]), (n + j->first) * g->H * g->W * g->C, g->H * g->W * g->C);
+    const int64_t row = g->x[1] * g->C;
+    for (int64_t r = lo; r < hi; r++) {
+        const int64_t n = r / g->x[0], at = r % g->x[0], y = n * g->y[0] * g->y[1] * g->C;
+        const cover h = g->cover[0][at];
+        if (r > lo && at > 0 && same(h, g->cover[0][at - 1]))
+            memcpy(cpu_at(j->d, j->out, r * row), cpu_at(j->d, j->out, (r - 1) * row),
+                   (size_t)row * ddp__dtype_bytes[j->d]);
+        else if (j->d == DDP_BF16) spread_row(j, DDP_BF16, h, y, r * row);
+        else if (j->d == DDP_F16) spread_row(j, DDP_F16, h, y, r * row);
+        else spread_row(j, DDP_F32, h, y, r * row);
     }
 }
 
 static int spread(const ddp_call *c, grid g) {
-    job j = {c, g, NULL, 0};
-    return each_image(&j, spread_images);
+    int st = grid_take(&g);
+    if (st < 0) return st;
+    job j = {ddp__ptr(c->in[0]), ddp__ptr(c->out[0]), c->in[0]->m.dtype, g};
+    cpu_share(g.N * g.x[0], c->out[0]->numel, spread_rows, &j);
+    grid_give(&g);
+    return 0;
 }
+
+/* ---- kernels ---- */
 
 static int run_avg_pool2d(const ddp_call *c) {
     const ddp_avg_pool2d_attrs *a = c->attrs;
@@ -256,7 +162,7 @@ static int run_avg_pool2d(const ddp_call *c) {
     g.include = a->count_include_pad;
     return averages(c, g);
 }
-CPU_KERNEL(avg_pool2d, reject, run_avg_pool2d);
+CPU_KERNEL(avg_pool2d, pool_reject, run_avg_pool2d);
 
 static int run_avg_pool2d_grad(const ddp_call *c) {
     const ddp_avg_pool2d_grad_attrs *a = c->attrs;
@@ -264,14 +170,14 @@ static int run_avg_pool2d_grad(const ddp_call *c) {
     g.include = a->count_include_pad;
     return spread(c, g);
 }
-CPU_KERNEL(avg_pool2d_grad, reject, run_avg_pool2d_grad);
+CPU_KERNEL(avg_pool2d_grad, pool_reject, run_avg_pool2d_grad);
 
 static int run_adaptive_avg_pool2d(const ddp_call *c) {
     return averages(c, grid_of(&c->in[0]->m, &c->out[0]->m, NULL, NULL, NULL));
 }
-CPU_KERNEL(adaptive_avg_pool2d, reject, run_adaptive_avg_pool2d);
+CPU_KERNEL(adaptive_avg_pool2d, pool_reject, run_adaptive_avg_pool2d);
 
 static int run_adaptive_avg_pool2d_grad(const ddp_call *c) {
     return spread(c, grid_of(&c->out[0]->m, &c->in[0]->m, NULL, NULL, NULL));
 }
-CPU_KERNEL(adaptive_avg_pool2d_grad, reject, run_adaptive_avg_pool2d_grad);
+CPU_KERNEL(adaptive_avg_pool2d_grad, pool_reject, run_adaptive_avg_pool2d_grad);

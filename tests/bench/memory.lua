@@ -24,7 +24,7 @@ for _, window in ipairs { { 2, 2, 0 }, { 3, 2, 1 } } do
   local k, stride, pad = unpack(window)
   local pooled, places = ops.max_pool2d(x, k, stride, pad)
   row(("max pool %d/%d, forward"):format(k, stride), function() return ops.max_pool2d(x, k, stride, pad) end)
-  row(("max pool %d/%d, backward"):format(k, stride), function() return ops.max_pool2d_grad(pooled, places, x:size()) end)
+  row(("max pool %d/%d, backward"):format(k, stride), function() return ops.max_pool2d_grad(pooled, places, x:size(), k, stride, pad) end)
   row(("average pool %d/%d, forward"):format(k, stride), function() return ops.avg_pool2d(x, k, stride, pad) end)
   row(("average pool %d/%d, backward"):format(k, stride), function() return ops.avg_pool2d_grad(pooled, x:size(), k, stride, pad) end)
 end

@@ -306,6 +306,14 @@ S.layer_norm_grad = { samples = { { inputs = { { 4, 5 }, { 4, 5 }, { 5 }, { 4, w
   { inputs = { { 40, 65 }, { 40, 65 }, { 65, wide = true }, { 40, wide = true }, { 40, kind = "positive", wide = true } }, no_grad = true },
   { inputs = { { 3, 2500 }, { 3, 2500 }, { 2500 }, { 3, wide = true }, { 3, kind = "positive", wide = true } }, no_grad = true } },
   fail = { { inputs = { { 4, 5 }, { 4, 6 }, false, { 4 }, { 4 } }, text = "g is [4,5], x [4,6]" }, { inputs = { { 4, 5 }, { 4, 5 }, false, { 5 }, { 4 } }, text = "mean is [5], expected [4]" } } }
+-- Around a vector's width, and fewer and more rows than are taken together.
+for _, n in ipairs { 1, 2, 15, 16, 17, 33, 200, 769 } do
+  for _, rows in ipairs { 1, 5, 37 } do
+    local x, v, m, r = { rows, n }, { n, wide = true }, { rows, wide = true }, { rows, kind = "positive", wide = true }
+    table.insert(S.layer_norm.samples, { inputs = { x, v, rows == 5 and v }, no_grad = true })
+    table.insert(S.layer_norm_grad.samples, { inputs = { x, x, v, m, r }, no_grad = true })
+  end
+end
 S.embedding = { samples = { { inputs = { { 5, 3 }, { 4, kind = "label", n = 5 } } }, { inputs = { { 5, 3 }, { 2, 3, kind = "label", n = 5 } } }, { inputs = { { 5, 3 }, { kind = "label", n = 5 } } },
   { inputs = { { 50, 130 }, { 8, 9, kind = "label", n = 50 } }, no_grad = true } },
   fail = { { inputs = { { 2, 2 }, { 3, kind = "int", lo = 5, n = 9 } }, text = "expected 0 to 1" }, { inputs = { { 2 }, { 3, kind = "label", n = 2 } }, text = "expected 2 dims" } } }
