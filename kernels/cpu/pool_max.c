@@ -61,14 +61,6 @@ static __attribute__((noinline)) void max_any_nan(const job *j, int32_t cell, in
     else max_with_nan(j, DDP_F32, cell, x, y, H, W);
 }
 
-CPU_INLINE lanes above(cpu_vec a, cpu_vec b) {
-#if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
-#else
-    return (lanes)(a > b);
-#endif
-}
-
 /* V such vectors. The sum of the cells tells whether a NaN is among them (or infinities of both signs): then once more. */
 CPU_INLINE void max_window(const job *j, ddp_dtype d, int32_t cell, int64_t x, int64_t y, const int64_t H,
                            const int64_t W, const int V) {
