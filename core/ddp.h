@@ -210,7 +210,7 @@ typedef struct ddp_memory {
 /* Any thread. */
 DDP_API void ddp_memory_stats(int device, ddp_memory *out);
 DDP_API void ddp_memory_reset_peak(int device);
-/* Gives cached blocks back to the system. Any thread. */
+/* Gives cached blocks back to the system, also weights that kernels kept as they want them. Any thread. */
 DDP_API void ddp_memory_empty_cache(void);
 /* A live storage of 1 MB or more: what it was made for. */
 typedef struct ddp_live {

@@ -163,6 +163,7 @@ void ddp_memory_reset_peak(int device) {
 }
 
 void ddp_memory_empty_cache(void) {
+    ddp__packed_clear();
     pthread_mutex_lock(&m.lock);
     trim(0);
     pthread_mutex_unlock(&m.lock);

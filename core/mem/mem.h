@@ -12,6 +12,27 @@ DDP_API void ddp__mem_free(void *p, size_t bytes);
  * DDP_ENOMEM set. */
 DDP_LOCAL void *ddp__scratch_take(size_t bytes);
 DDP_LOCAL void ddp__scratch_give(void *p, size_t bytes);
+
+/* ---- packed weights (packed.c): DDP_PACK_CACHE_MB bounds what is kept (256; 0: nothing) ---- */
+/* Which kernel's layout of which part of a storage. */
+typedef struct ddp_pack_key {
+    int64_t kind, dtype, offset, size[4];
+} ddp_pack_key;
+typedef struct ddp_packed {
+    void *bytes; /* 64-byte aligned */
+    bool ready;  /* false: who took it fills it */
+} ddp_packed;
+/* What was packed of this version of `owner`; NULL: the caller packs for itself (seen for the first time, being filled by another
+ * thread, no room). Its owner must be forgotten when it is written or ends. Given back by ddp__packed_give. */
+DDP_LOCAL ddp_packed *ddp__packed_take(const void *owner, uint64_t version, const ddp_pack_key *key, size_t size);
+/* filled: what it should hold it does, whoever filled it. NULL is allowed. */
+DDP_LOCAL void ddp__packed_give(ddp_packed *p, bool filled);
+DDP_LOCAL void ddp__packed_forget(const void *owner);
+/* Drops all that is not in use. */
+DDP_LOCAL void ddp__packed_clear(void);
+/* Bytes kept, for tests. */
+DDP_API int64_t ddp__packed_bytes(void);
+
 /* Counts handles: +1, -1. */
 DDP_LOCAL void ddp__mem_count_tensor(int d);
 

@@ -46,6 +46,7 @@ ddp_storage *ddp__storage_new(size_t bytes, int device) {
 
 void ddp__storage_release(ddp_storage *s) {
     if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
+    if (atomic_load_explicit(&s->packed, memory_order_relaxed)) ddp__packed_forget(s);
     if (s->deleter) s->deleter(s->ctx);
     bool separate = s->data != (char *)s + HEADER;
     if (separate && !s->deleter && !s->ctx) ddp__mem_free(s->data, s->bytes);
@@ -236,7 +237,9 @@ int64_t ddp_stride(const ddp_tensor *t, int dim) {
 void *ddp_data(const ddp_tensor *t) { return t && t->numel > 0 ? ddp__ptr(t) : NULL; }
 
 void ddp_mark_written(ddp_tensor *t) {
-    if (t) atomic_fetch_add(&t->storage->version, 1);
+    if (!t) return;
+    atomic_fetch_add(&t->storage->version, 1);
+    if (atomic_exchange_explicit(&t->storage->packed, false, memory_order_relaxed)) ddp__packed_forget(t->storage);
 }
 
 /* ---- making tensors from outside ---- */

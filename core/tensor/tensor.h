@@ -19,8 +19,9 @@ typedef struct ddp_meta {
 /* Bytes with a count of owners and a count of writes. */
 typedef struct ddp_storage {
     atomic_int refs;
-    bool graph_views; /* a view of it was recorded: in place is refused inside graphs */
-    bool big;         /* a ddp_big lies behind it */
+    bool graph_views;   /* a view of it was recorded: in place is refused inside graphs */
+    bool big;           /* a ddp_big lies behind it */
+    atomic_bool packed; /* kernels may have kept something that they made of it */
     int device;
     size_t bytes;
     void *data;

@@ -64,6 +64,19 @@ const char *conv_reject_wide(const conv_shape *s) {
     return why ? why : s->groups != 1 ? "groups" : NULL;
 }
 
+ddp_packed *conv_packed(const conv_shape *s, int kind, size_t bytes) {
+    enum { MOST_PIXELS = 512 };
+    const ddp_tensor *w = s->w;
+    bool parameter = w->requires_grad && !w->node && !w->storage->deleter &&
+                     !w->storage->ctx; /* a blob may be written behind our back */
+    if (s->pass != CONV_FORWARD || ddp_grad_mode() || !parameter || s->N * s->Ho * s->Wo >= MOST_PIXELS) return NULL;
+    ddp_pack_key key = {kind, s->dt, w->m.offset, {s->K, s->C, s->R, s->S}};
+    uint64_t version = atomic_load_explicit(&w->storage->version, memory_order_relaxed);
+    ddp_packed *p = ddp__packed_take(w->storage, version, &key, bytes);
+    atomic_store(&w->storage->packed, true); /* after: an entry is never without it */
+    return p;
+}
+
 #define KERNEL(op, way, reject, run) \
     { #op "." #way "." CPU_TEXT(DDP_CPU_ISA), reject, run }
 #define NO_MORE \

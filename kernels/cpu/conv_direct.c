@@ -303,14 +303,22 @@ static int run_as(const ddp_call *c, bool amx) {
     int64_t panels = (d.K + CONV_NR - 1) / CONV_NR, u = panels * d.panels.depth * CONV_NR;
     if (d.panels.pairs && !d.panels.split) u /= 2; /* words */
     int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0, zeros = d.C + CPU_W, blocks = 0;
+    ddp_packed *kept = conv_packed(&s,
+                                   amx              ? CONV_PACK_AMX
+                                   : d.panels.pairs ? CONV_PACK_PAIRS
+                                                    : CONV_PACK_DIRECT,
+                                   (size_t)u * sizeof(float));
     size_t bytes = (size_t)(u + wide + zeros) * sizeof(float);
     float *scratch = ddp__scratch_take(bytes);
-    if (!scratch) return ddp__pending();
+    if (!scratch) {
+        ddp__packed_give(kept, false);
+        return ddp__pending();
+    }
     memset(scratch + u + wide, 0, (size_t)zeros * sizeof(float));
-    d.panels.u = scratch;
+    d.panels.u = kept ? kept->bytes : scratch;
     d.zeros = (const char *)(scratch + u + wide);
     d.failed = &failed;
-    if (wide) cpu_widen(s.dt, ddp__ptr(s.w), 0, scratch + u, wide);
+    if (wide && !(kept && kept->ready)) cpu_widen(s.dt, ddp__ptr(s.w), 0, scratch + u, wide);
     int64_t taps = s.R * s.S;
     packing p = {wide ? scratch + u : cpu_f32(s.w),
                  d.K,
@@ -323,10 +331,12 @@ static int run_as(const ddp_call *c, bool amx) {
                  d.panels.pairs,
                  d.panels.split,
                  &failed};
-    cpu_share(panels, u, pack_panels, &p);
+    if (!kept || !kept->ready) cpu_share(panels, u, pack_panels, &p);
+    bool packed = !failed;
     for (int64_t i = 0; i < d.h.classes * d.w.classes; i++) blocks += blocks_of(&d, i);
     cpu_share(blocks, conv_work(&s), run_blocks, &d);
     ddp__scratch_give(scratch, bytes);
+    ddp__packed_give(kept, packed);
     return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
 }
 

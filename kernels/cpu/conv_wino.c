@@ -19,7 +19,7 @@ typedef struct wino {
     char *out;      /* channels-last, K channels */
     const float *w; /* element (c, k, tap) is the c * wc + k * wk + tap-th, taps from the end where `flip` is set */
     int64_t wc, wk;
-    float *u;         /* [panels][POINTS][C][CONV_NR], points point_step apart; or */
+    float *u;         /* [panels][POINTS][C][CONV_NR], points point_step apart; or, or besides where it was kept, */
     float *V;         /* [POINTS][tiles][C] of all tiles */
     const char *bias; /* as `in`, or NULL */
     int64_t N, C, K, H, W, Ho, Wo, pad[2];
@@ -233,7 +233,8 @@ static void run_chunks(const void *ctx, int64_t lo, int64_t hi) {
     ddp__scratch_give(V, floats * sizeof(float));
 }
 
-/* Few tiles, many channels: V of all tiles is there; panels [lo, hi) of u are packed one by one and used at once. */
+/* Few tiles, many channels: V of all tiles is there; panels [lo, hi) of u are packed one by one and used at once, where they
+ * were not kept. */
 static void run_panels(const void *ctx, int64_t lo, int64_t hi) {
     const wino *v = ctx;
     int64_t Cp = conv_round_up(v->C, CPU_W), vs = v->tiles * Cp + CPU_W, ms = v->chunk * CONV_NR + CPU_W;
@@ -241,9 +242,10 @@ static void run_panels(const void *ctx, int64_t lo, int64_t hi) {
     float *u = scratch(v, floats);
     if (!u) return;
     for (int64_t i = lo; i < hi; i++) {
-        pack_panel(v, i * CONV_NR, u);
+        const float *kept = v->u ? v->u + i * POINTS * point_step(v) : u;
+        if (!v->u) pack_panel(v, i * CONV_NR, u);
         for (int64_t first = 0; first < v->tiles; first += v->chunk)
-            panel(v, i * CONV_NR, u, first, v->tiles - first < v->chunk ? v->tiles - first : v->chunk,
+            panel(v, i * CONV_NR, kept, first, v->tiles - first < v->chunk ? v->tiles - first : v->chunk,
                   v->V + first * Cp, vs, u + POINTS * point_step(v), ms);
     }
     ddp__scratch_give(u, floats * sizeof(float));
@@ -400,25 +402,32 @@ int conv_wino_run(const ddp_call *c) {
     v.chunk = chunk_of(v.tiles, v.C, threads);
     bool failed = false, few = POINTS * 4 * v.tiles * conv_round_up(v.C, CPU_W) <= FEW_BYTES;
     int64_t panels = (v.K + CONV_NR - 1) / CONV_NR, zeros = v.C + CPU_W;
-    int64_t own = POINTS * (few ? v.tiles * conv_round_up(v.C, CPU_W) + CPU_W : panels * point_step(&v));
+    int64_t all = POINTS * panels * point_step(&v);
+    ddp_packed *kept = conv_packed(&s, CONV_PACK_WINO, (size_t)all * sizeof(float));
+    int64_t own = few ? POINTS * (v.tiles * conv_round_up(v.C, CPU_W) + CPU_W) : kept ? 0 : all;
     int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0; /* w in f32 */
     size_t bytes = (size_t)(own + zeros + wide) * sizeof(float);
     float *block = ddp__scratch_take(bytes);
-    if (!block) return ddp__pending();
+    if (!block) {
+        ddp__packed_give(kept, false);
+        return ddp__pending();
+    }
     memset(block + own, 0, (size_t)zeros * sizeof(float));
     v.zeros = (const char *)(block + own);
     v.w = wide ? block + own + zeros : cpu_f32(s.w);
     if (wide) cpu_widen(s.dt, ddp__ptr(s.w), 0, block + own + zeros, wide);
     v.failed = &failed;
-    v.u = v.V = block;
+    v.V = block;
+    v.u = kept ? kept->bytes : few ? NULL : block;
+    if (kept ? !kept->ready : !few) cpu_share(panels, all, pack_panels, &v);
     if (few) {
         cpu_share(v.tiles, v.tiles * v.C * 16, transform_all, &v);
         cpu_share(panels, conv_work(&s), run_panels, &v);
     } else {
-        cpu_share(panels, own, pack_panels, &v);
         cpu_share((v.tiles + v.chunk - 1) / v.chunk, conv_work(&s), run_chunks, &v);
     }
     ddp__scratch_give(block, bytes);
+    ddp__packed_give(kept, true);
     return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
 }
 
