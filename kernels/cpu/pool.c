@@ -4,6 +4,8 @@
 
 #include "pool.h"
 
+enum { FEW = 8 };
+
 typedef struct job {
     const char *in;
     char *out;
@@ -50,6 +52,8 @@ CPU_INLINE void mean_rows(const job *j, ddp_dtype d, int64_t lo, int64_t hi) {
         const int64_t x = r / g->y[0] * g->x[0] * g->x[1] * g->C;
         for (int64_t wo = 0; wo < g->y[1]; wo++) {
             const span w = span_of(g, 1, wo);
+            if (w.hi - w.lo < FEW)
+                fetch_below(g, d, j->in, x, h, w); /* lines of larger ones are long enough by themselves */
             int64_t y = (r * g->y[1] + wo) * g->C, k = 0;
             for (; k + 4 * CPU_W <= g->C; k += 4 * CPU_W) mean_window(j, d, h, w, x + k, y + k, 4);
             for (; k + CPU_W <= g->C; k += CPU_W) mean_window(j, d, h, w, x + k, y + k, 1);

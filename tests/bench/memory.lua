@@ -121,8 +121,8 @@ for _, r in ipairs(rows) do
 end
 local copies = bench.limits(opts.peak .. " " .. table.concat(sizes, " ")).copy
 
-print(("%-30s %-30s %9s %8s %8s %8s"):format("", "kernel", "MB", "GB/s", "copy", "share"))
+print(("%-36s %-27s %9s %8s %8s %8s"):format("", "kernel", "MB", "GB/s", "copy", "share"))
 for i, m in ipairs(results) do
   local copy = copies[i][2]
-  print(("%-30s %-30s %9.1f %8.1f %8.1f %6.0f %%%s"):format(m.name, m.kernel, m.bytes / 1e6, m.rate, copy, 100 * m.rate / copy, m.rate < .8 * copy and "  <" or ""))
+  print(("%-36s %-27s %9.1f %8.1f %8.1f %6.0f %%%s"):format(m.name, m.kernel, m.bytes / 1e6, m.rate, copy, 100 * m.rate / copy, m.rate < .8 * copy and "  <" or ""))
 end
