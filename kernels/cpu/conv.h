@@ -45,7 +45,7 @@ DDP_LOCAL const char *conv_reject_wide(const conv_shape *s);
 /* Weights packed for a forward pass, kept from call to call (conv.c): NULL where they are not, and the caller packs. Only those of
  * parameters, outside of training, for a result of few pixels, where packing is a large part of the call. Goes back by
  * ddp__packed_give. */
-enum { CONV_PACK_WINO, CONV_PACK_DIRECT, CONV_PACK_PAIRS, CONV_PACK_AMX };
+enum { CONV_PACK_WINO, CONV_PACK_WINO_S2, CONV_PACK_DIRECT, CONV_PACK_PAIRS, CONV_PACK_AMX };
 #define conv_packed CPU_LOCAL(conv_packed)
 DDP_LOCAL ddp_packed *conv_packed(const conv_shape *s, int kind, size_t bytes);
 

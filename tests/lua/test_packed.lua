@@ -9,8 +9,8 @@ local nn = ddp.nn
 ffi.cdef "int64_t ddp__packed_bytes(void);"
 local function kept() return tonumber(base.C.ddp__packed_bytes()) end
 
--- One image of 8 x 8 by a parameter: 3x3 of stride 1 (Winograd) or 2 (gathered rows).
-local function image(channels, dtype) return ddp.randn(1, 8, 8, channels):permute(1, 4, 2, 3):to(dtype or "f32") end
+-- One image of 16 x 16 by a parameter: 3x3 of stride 1 or 2 (Winograd; bf16 of stride 2 gathered rows).
+local function image(channels, dtype) return ddp.randn(1, 16, 16, channels):permute(1, 4, 2, 3):to(dtype or "f32") end
 local function run(x, w, stride) return ddp.no_grad(ops.conv2d, x, w, nil, stride, 1) end
 -- What run gives without anything kept.
 local function fresh(x, w, stride) return run(x, ddp.no_grad(function() return w:clone() end), stride) end

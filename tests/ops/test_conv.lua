@@ -25,10 +25,10 @@ local function depthwise(n, c, h, w, window, stride, padding) return case(n, c, 
 
 local CASES = {
   case(1, 1, 1, 1, 1, 1), case(1, 512, 1, 1, 64, 1), case(33, 17, 7, 7, 64, 1), case(2, 64, 7, 7, 32, 1, 2), case(2, 33, 7, 7, 15, 1, 2, 1),
-  case(2, 3, 7, 7, 16, 3, 1, 1), case(33, 16, 7, 7, 16, 3, 1, 1), case(2, 17, 31, 31, 33, 3, 1, 1), case(1, 33, 3, 3, 17, 3, 1, 1), case(2, 64, 7, 9, 96, 3),
-  case(2, 16, 1, 1, 32, 3, 1, 1), case(2, 32, 5, 6, 32, 3, 1, 2), case(1, 160, 4, 4, 48, 3, 1, 1), case(2, 15, 7, 7, 3, 3, 1, 1),
+  case(2, 3, 7, 7, 16, 3, 1, 1), case(33, 16, 7, 7, 16, 3, 1, 1), case(2, 17, 31, 31, 33, 3, 1, 1), case(6, 33, 3, 3, 17, 3, 1, 1), case(1, 33, 3, 3, 17, 3, 1, 1), case(2, 64, 7, 9, 96, 3),
+  case(7, 16, 1, 1, 32, 3, 1, 1), case(2, 32, 5, 6, 32, 3, 1, 2), case(6, 160, 4, 4, 48, 3, 1, 1), case(2, 15, 7, 7, 3, 3, 1, 1),
   case(2, 17, 31, 31, 33, 3, 2, 1), case(33, 15, 7, 7, 17, 3, 2), case(2, 8, 9, 9, 40, 3, { 2, 1 }, { 1, 0 }), case(3, 32, 8, 8, 32, 3, 3, 1),
-  case(2, 16, 9, 9, 16, 3, 2), case(1, 160, 8, 8, 48, 3, 2, 1), case(2, 17, 6, 7, 33, 3, 2, 2), case(3, 32, 10, 31, 16, 3, 2, { 0, 1 }), case(2, 16, 17, 3, 40, 3, 2, { 2, 1 }),
+  case(25, 16, 9, 9, 16, 3, 2), case(24, 160, 8, 8, 48, 3, 2, 1), case(13, 17, 6, 7, 33, 3, 2, 2), case(7, 32, 10, 31, 16, 3, 2, { 0, 1 }), case(12, 16, 17, 3, 40, 3, 2, { 2, 1 }),
   case(1, 3, 31, 31, 16, 7, 2, 3), case(2, 15, 7, 7, 33, 5, 1, 2), case(2, 33, 7, 7, 15, 5, 2, 1), case(2, 16, 7, 7, 16, { 1, 7 }, 1, { 0, 3 }),
   case(2, 16, 9, 9, 16, 3, 1, 2, { dilation = { 2, 2 } }), case(2, 17, 9, 9, 16, 3, 2, 2, { dilation = { 2, 2 } }),
   case(1, 16, 5, 5, 16, 1, 1000000), case(2, 16, 5, 3, 16, { 2, 1 }, { 7, 4 }, { 1, 2 }), -- strides beyond the image
@@ -139,9 +139,11 @@ t.test("the kernels of kernels/cpu run where they were measured faster", functio
   ddp.no_grad(function()
     for _, dtype in ipairs { "f32", "high", "bf16", "f16" } do
       runs(case(2, 64, 8, 8, 64, 3, 1, 1), "wino", dtype)
-      runs(case(2, 64, 8, 8, 64, 3, 2, 1), dtype == "bf16" and pairs_of_bf16 and "direct" or "wino_s2", dtype)
+      runs(case(24, 64, 8, 8, 64, 3, 2, 1), dtype == "bf16" and pairs_of_bf16 and "direct" or "wino_s2", dtype)
       runs(case(2, 64, 8, 8, 64, 1), "direct", dtype)
       runs(case(2, 3, 8, 8, 64, 3, 1, 1), "direct", dtype)
+      runs(case(2, 64, 4, 4, 64, 3, 1, 1), "direct", dtype) -- two tiles read four times the weights
+      runs(case(3, 64, 8, 8, 64, 3, 2, 1), "direct", dtype)
     end
   end)
 end)
@@ -152,7 +154,7 @@ t.test("exact precision makes each product: no Winograd in f32", function()
   ddp.set_float32_matmul_precision "exact"
   local ok, err = pcall(ddp.no_grad, function()
     runs(case(2, 64, 8, 8, 64, 3, 1, 1), "direct")
-    runs(case(2, 64, 8, 8, 64, 3, 2, 1), "direct")
+    runs(case(24, 64, 8, 8, 64, 3, 2, 1), "direct")
     runs(case(2, 64, 8, 8, 64, 3, 1, 1), "wino", "bf16")
   end)
   ddp.set_float32_matmul_precision "highest"
