@@ -83,17 +83,23 @@ ddp_packed *conv_packed(const conv_shape *s, int kind, size_t bytes) {
     { NULL, NULL, NULL }
 #define DEPTHWISE(op) KERNEL(op, depthwise, conv_depthwise_reject, conv_depthwise_run)
 #define AMX(op) KERNEL(op, amx, conv_amx_reject, conv_amx_run)
-const ddp_kernel CPU_LOCAL(conv2d)[] = {DEPTHWISE(conv2d), AMX(conv2d),
+const ddp_kernel CPU_LOCAL(conv2d)[] = {DEPTHWISE(conv2d),
+                                        AMX(conv2d),
                                         KERNEL(conv2d, wino, conv_wino_reject, conv_wino_run),
                                         KERNEL(conv2d, wino_s2, conv_wino_s2_reject, conv_wino_s2_run),
-                                        KERNEL(conv2d, direct, conv_direct_reject, conv_direct_run), NO_MORE};
+                                        KERNEL(conv2d, direct, conv_direct_reject, conv_direct_run),
+                                        NO_MORE};
 const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {
-    DEPTHWISE(conv2d_grad_input), AMX(conv2d_grad_input),
+    DEPTHWISE(conv2d_grad_input),
+    AMX(conv2d_grad_input),
     KERNEL(conv2d_grad_input, wino, conv_wino_reject, conv_wino_run),
     KERNEL(conv2d_grad_input, wino_s2, conv_wino_s2_reject, conv_wino_s2_run),
-    KERNEL(conv2d_grad_input, direct, conv_direct_reject, conv_direct_run), NO_MORE};
+    KERNEL(conv2d_grad_input, direct, conv_direct_reject, conv_direct_run),
+    NO_MORE};
 const ddp_kernel CPU_LOCAL(conv2d_grad_weight)[] = {
-    DEPTHWISE(conv2d_grad_weight), KERNEL(conv2d_grad_weight, amx, conv_amx_reject, conv_amx_weight),
+    DEPTHWISE(conv2d_grad_weight),
+    KERNEL(conv2d_grad_weight, amx, conv_amx_reject, conv_amx_weight),
     KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
     KERNEL(conv2d_grad_weight, wino_s2, conv_wino_s2_reject, conv_wino_s2_weight),
-    KERNEL(conv2d_grad_weight, direct, conv_direct_reject, conv_weight_run), NO_MORE};
+    KERNEL(conv2d_grad_weight, direct, conv_direct_reject, conv_weight_run),
+    NO_MORE};
