@@ -36,7 +36,7 @@ elseif digits then
   image = { channels = 1, transform = { random_crop = { 8, padding = 1 }, normalize = { mean = { 0.31 }, std = { 0.38 } } } }
 else
   train, test = ddp.data.cifar10(args.data, { train = true }), ddp.data.cifar10(args.data, { train = false })
-  image = { channels = 3, transform = { random_crop = { 32, padding = 4 }, flip = true,
+  image = { channels = 3, transform = { random_crop = { 32, padding = 2 }, flip = true,
     normalize = { mean = { 0.4914, 0.4822, 0.4465 }, std = { 0.247, 0.2435, 0.2616 } } } }
 end
 local plain = image.transform and { normalize = image.transform.normalize }
@@ -49,13 +49,16 @@ local net = ddp.DistributedDataParallel(model)
 local epochs = args.epochs > 0 and args.epochs or args.steps > 0 and math.huge or digits and 20 or 30
 local total = args.steps > 0 and args.steps or epochs * math.ceil(loader:len() / args.accumulate)
 -- A long run on CIFAR-10 profits from a high peak; a short one would spend itself recovering from it.
-local peak = args.lr > 0 and args.lr or (digits or total > 2000) and 0.1 or 0.02
-local opt = ddp.optim.SGD(net:parameters(), { lr = peak, momentum = 0.9, weight_decay = 5e-4, nesterov = true })
+local peak = args.lr > 0 and args.lr or digits and 0.1 or total > 1000 and 0.2 or 0.02
+-- Weights of convolutions and the last layer decay; what norms and biases have, one number a channel, does not.
+local weights, others = {}, {}
+for _, p in ipairs(net:parameters()) do table.insert(p:dim() > 1 and weights or others, p) end
+local opt = ddp.optim.SGD({ { params = weights, weight_decay = 5e-4 }, { params = others } }, { lr = peak, momentum = 0.9, nesterov = true })
 ddp.print(("%s, %d parameters, %d rank%s of batch %d, %d steps"):format(args.model, model:num_parameters(), ddp.world_size(),
   ddp.world_size() == 1 and "" or "s", args.batch, total))
 
--- A warm-up over the first tenth, then a cosine to 0. f16 needs its gradients scaled, bf16 does not.
-local schedule = ddp.optim.schedule.cosine { optimizer = opt, steps = total, warmup = math.min(total, math.max(1, total * 0.1)) }
+-- One cycle: up over the first fifth, then down to 0. f16 needs its gradients scaled, bf16 does not.
+local schedule = ddp.optim.schedule.linear { optimizer = opt, steps = total, warmup = math.min(total, math.max(1, total * 0.2)) }
 local stepper = ddp.stepper { model = net, optimizer = opt, accumulate = args.accumulate, schedule = schedule,
   scaler = args.amp == "f16" and ddp.amp.GradScaler() or nil }
 
