@@ -172,12 +172,12 @@ static walk walk_of(const grad *q, int64_t panel, int64_t group, int64_t tap) {
     return k;
 }
 
-/* sum[ROWS][CONV_NR] += over the walk. */
+/* sum[ROWS][CONV_NR] += over the walk, which is added up by itself: long sums lose fewer digits in parts. */
 static void accumulate(const walk *k, float *sum) {
     cpu_vec acc[ROWS][2];
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < 2; j++) acc[i][j] = *(const cpu_vec *)(sum + i * CONV_NR + j * CPU_W);
+        for (int j = 0; j < 2; j++) acc[i][j] = (cpu_vec){0};
     for (int64_t n = 0; n < k->images; n++)
         for (int64_t h = 0; h < k->rows; h++) {
             const float *x = (const float *)(const void *)(k->x + n * k->x_image + h * k->x_row);
@@ -193,7 +193,7 @@ static void accumulate(const walk *k, float *sum) {
         }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < 2; j++) *(cpu_vec *)(sum + i * CONV_NR + j * CPU_W) = acc[i][j];
+        for (int j = 0; j < 2; j++) *(cpu_vec *)(sum + i * CONV_NR + j * CPU_W) += acc[i][j];
 }
 
 #if defined(__AVX512F__)
@@ -203,7 +203,7 @@ __attribute__((target("avx512bf16"))) static void accumulate_pairs(const walk *k
     __m512 acc[ROWS][2];
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < 2; j++) acc[i][j] = _mm512_loadu_ps(sum + i * CONV_NR + j * CPU_W);
+        for (int j = 0; j < 2; j++) acc[i][j] = _mm512_setzero_ps();
     for (int64_t n = 0; n < k->images; n++)
         for (int64_t h = 0; h < k->rows; h++) {
             const uint32_t *x = k->x + n * k->x_image + h * k->x_row, *g = k->g + n * k->g_image + h * k->g_row;
@@ -219,7 +219,10 @@ __attribute__((target("avx512bf16"))) static void accumulate_pairs(const walk *k
         }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < 2; j++) _mm512_storeu_ps(sum + i * CONV_NR + j * CPU_W, acc[i][j]);
+        for (int j = 0; j < 2; j++) {
+            float *to = sum + i * CONV_NR + j * CPU_W;
+            _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), acc[i][j]));
+        }
 }
 #else
 static void accumulate_pairs(const walk *k, float *sum) { (void)k, (void)sum; }
