@@ -121,6 +121,8 @@ CPU_INLINE void store_some(ddp_dtype d, void *y, int64_t i, int64_t n, cpu_vec v
 #endif
 }
 
+typedef uint32_t cpu_words __attribute__((vector_size(CPU_W * 4), may_alias)); /* cpu_bits whose sums wrap around */
+
 /* e^x of each lane, x at most 88, 0 where that is below 2^-126; NaN stays. x = k ln 2 / P + r, |r| <= ln 2 / 2P: 2^(k / P)
  * by a table of its fractions, with k's whole part added to the exponent; e^r by a polynomial whose largest error is least. */
 #if defined(__AVX2__)
@@ -172,7 +174,8 @@ CPU_INLINE void exp_all(int V, cpu_vec *x) {
     for (int v = 0; v < V; v++) t[v] = mul_add(x[v], all_of(EXP_PARTS * 0x1.715476p0f), round);
     for (int v = 0; v < V; v++) x[v] = exp_near(x[v], t[v] - round);
     exp_rest(V, x, p);
-    for (int v = 0; v < V; v++) x[v] = (cpu_vec)(exp_fraction((cpu_bits)t[v]) + ((cpu_bits)t[v] << EXP_SHIFT));
+    for (int v = 0; v < V; v++) /* wraps around where the result is thrown away or NaN */
+        x[v] = (cpu_vec)((cpu_words)exp_fraction((cpu_bits)t[v]) + ((cpu_words)t[v] << EXP_SHIFT));
 #if defined(__AVX512F__)
     for (int v = 0; v < V; v++) {
         __mmask16 some = _mm512_cmp_ps_mask((__m512)t[v], (__m512)least, _CMP_NLT_UQ);
