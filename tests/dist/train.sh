@@ -62,7 +62,7 @@ fails "C1 a script that never joins is legal" 0 3 "" "$RUN" -n 2 $CASES/fault.lu
 
 out=$(DDP_FAULT=delay:20 timeout 60 "$RUN" -n 2 $CASES/fault.lua delay 2>&1)
 ms=$(echo "$out" | sed -n 's/.*comm_ms \([0-9.]*\).*/\1/p')
-awk "BEGIN { exit !(\"$ms\" >= 17 && \"$ms\" <= 23) }" && ok "C14 a delay of 20 ms shows as exposed communication" || no "C14 a delay of 20 ms shows as exposed communication" "$out"
+awk "BEGIN { exit !(0$ms >= 17 && 0$ms <= 23) }" && ok "C14 a delay of 20 ms shows as exposed communication" || no "C14 a delay of 20 ms shows as exposed communication" "$out"
 
 # L1: eight jobs at once, while 29500 is taken.
 for i in 1 2 3 4 5 6 7 8; do (timeout 60 "$RUN" -n 2 $CASES/reducer.lua > "$tmp/job$i" 2>&1; echo $? > "$tmp/jobstatus$i") & done; wait
@@ -82,7 +82,7 @@ done
 # The digits: real data end to end, with its report and JSON.
 out=$(timeout 200 "$RUN" -n 2 --report "$tmp/report.json" scripts/train_resnet.lua 2>&1); status=$?
 acc=$(echo "$out" | sed -n 's/.*test accuracy \([0-9.]*\) %.*/\1/p')
-[ $status = 0 ] && awk "BEGIN { exit !(\"$acc\" >= 97) }" && ok "ResNet-20 on the digits reaches 97 % on two ranks" || no "ResNet-20 on the digits reaches 97 % on two ranks" "$out"
+[ $status = 0 ] && awk "BEGIN { exit !(0$acc >= 97) }" && ok "ResNet-20 on the digits reaches 97 % on two ranks" || no "ResNet-20 on the digits reaches 97 % on two ranks" "$out"
 missing=""; for key in images_per_second images_per_second_rank step_us first_step_ms peak_mb comm_share data_share startup_ms test_accuracy loss world_size device versions; do grep -q "\"$key\"" "$tmp/report.json" 2>/dev/null || missing="$missing $key"; done
 [ -z "$missing" ] && ok "the report has every key of the sheet" || no "the report has every key of the sheet" "missing:$missing"
 fails "an unknown flag of a script is one sentence and status 2" 2 3 "did you mean --epochs?" "$RUN" scripts/train_resnet.lua --epoch 3
