@@ -153,21 +153,9 @@ static int collect(ddp_backward_state *s, int n, ddp_tensor *const *outputs) {
 
 /* ---- summing ---- */
 
-/* Nobody else can see its elements. */
-static bool sole_owner(const ddp_tensor *t) { return t->refs == 1 && t->storage->refs == 1 && !t->node; }
-
 /* *sum += g; takes no reference of g. */
 static int add_to(const ddp_backward_state *s, ddp_tensor **sum, ddp_tensor *g) {
-    if (!*sum) {
-        *sum = ddp_retain(g);
-        return 0;
-    }
-    if (!(s->flags & DDP_CREATE_GRAPH) && sole_owner(*sum) && ddp__meta_is_dense(&(*sum)->m)) return ddp_add_(*sum, g);
-    ddp_tensor *t = ddp_keep(ddp_add(*sum, g));
-    if (!t) return ddp__pending();
-    ddp__drop(*sum);
-    *sum = t;
-    return 0;
+    return ddp__grad_add(sum, g, s->flags & DDP_CREATE_GRAPH);
 }
 
 static int give_node(ddp_backward_state *s, visit *v, int out, ddp_tensor *g) {
@@ -180,27 +168,8 @@ static int give_node(ddp_backward_state *s, visit *v, int out, ddp_tensor *g) {
 
 /* A leaf's gradient is whole: it becomes, or is added to, leaf.grad. */
 static int settle_leaf(ddp_backward_state *s, leaf_visit *l) {
-    ddp_tensor *leaf = l->leaf, *g = l->grad;
-    if (!g) return 0;
-    if (s->capturing) return 0;
-    int st = ddp__grad_settle(leaf);
-    if (st < 0) return st;
-    if (leaf->leaf->bucket_slot && ddp__grad_slots.accumulate) {
-        st = ddp__grad_slots.accumulate(leaf, g, s->weight);
-    } else if (!leaf->grad) {
-        bool keep = (s->flags & DDP_CREATE_GRAPH) || (sole_owner(g) && ddp__meta_is_dense(&g->m));
-        leaf->grad = keep ? ddp_retain(g) : ddp_keep(ddp_clone(g, 1));
-        st = ddp__pending();
-    } else if (s->flags & DDP_CREATE_GRAPH) {
-        ddp_tensor *sum = ddp_keep(ddp_add(leaf->grad, g));
-        if (sum) {
-            ddp__drop(leaf->grad);
-            leaf->grad = sum;
-        }
-        st = ddp__pending();
-    } else {
-        st = ddp_add_(leaf->grad, g);
-    }
+    if (!l->grad || s->capturing) return 0;
+    int st = ddp__grad_accumulate(l->leaf, l->grad, s->flags & DDP_CREATE_GRAPH, s->weight);
     ddp__drop(l->grad);
     l->grad = NULL;
     return st;

@@ -50,8 +50,7 @@ struct ddp_leaf_info {
     ddp_hook *after; /* after accumulation and reduction */
     int n_after;
     void *bucket_slot; /* of a reducer; NULL: none */
-    bool
-        is_late; /* the gradient is `late` times what its bytes say; only while it can be read through the leaf alone */
+    bool is_late; /* the gradient is `late` times what its bytes say: only while it is read through the leaf alone */
     double late;
 };
 
@@ -65,6 +64,10 @@ DDP_LOCAL ddp_leaf_info *ddp__leaf_info(ddp_tensor *t);
 static inline void ddp__grad_forget(ddp_tensor *leaf) {
     if (leaf->leaf) leaf->leaf->is_late = false;
 }
+/* *sum += g, in place where nobody else can see *sum and no graph is made; takes no reference of g (accumulate.c). */
+DDP_LOCAL int ddp__grad_add(ddp_tensor **sum, ddp_tensor *g, bool create_graph);
+/* g becomes, or is added to, leaf.grad: in its bucket where it has one. Takes no reference of g. */
+DDP_LOCAL int ddp__grad_accumulate(ddp_tensor *leaf, ddp_tensor *g, bool create_graph, double weight);
 /* Brings the bytes of leaf.grad up to what they should say (optim.c). Whoever reads leaf.grad calls it first. */
 DDP_LOCAL int ddp__grad_settle(ddp_tensor *leaf);
 /* A handle on the same storage without history; not in a scope. */

@@ -62,4 +62,24 @@ end
 -- The layout that the models train in: channels last, under PyTorch's order of dims.
 function M.channels_last(n, c, h, w) return ddp.randn(n, h, w, c):permute(1, 4, 2, 3) end
 
+-- `steps` training steps of a network with the CIFAR stem under DistributedDataParallel, what torch_resnet.py does, by
+-- opts.model, batch, steps and amp. Returns the report and the model.
+function M.train(opts)
+  local F = ddp.nn.functional
+  ddp.init()
+  ddp.manual_seed(0)
+  local net = ddp.DistributedDataParallel(ddp.models[opts.model] { num_classes = 10, stem = "cifar" })
+  local opt = ddp.optim.SGD(net:parameters(), { lr = 0.01, momentum = 0.9, weight_decay = 5e-4 })
+  local x, y = M.channels_last(opts.batch, 3, 32, 32), ddp.randint(0, 10, { opts.batch })
+  local function forward() return F.cross_entropy(net(x), y) end
+  for _ = 1, opts.steps do
+    local loss = ddp.autocast(opts.amp ~= "none" and opts.amp, forward)
+    opt:zero_grad()
+    loss:backward()
+    opt:step()
+    loss:item()
+  end
+  return ddp.report { batch = opts.batch, quiet = true }, net.module
+end
+
 return M

@@ -78,6 +78,25 @@ function M.run(op, sample, inputs, list)
   return pack(pcall(op, unpack(a, 1, n)))
 end
 
+-- fn(...) with f32 products of that precision ("exact", "highest" or "high").
+function M.with_precision(precision, fn, ...)
+  ddp.set_float32_matmul_precision(precision)
+  local function back(ok, ...)
+    ddp.set_float32_matmul_precision "highest"
+    if not ok then error((...), 0) end
+    return ...
+  end
+  return back(pcall(fn, ...))
+end
+
+-- What `script digest` prints when it has that many threads.
+function M.digest(script, threads)
+  local pipe = io.popen(("OMP_NUM_THREADS=%d luajit %s digest"):format(threads, script))
+  local text = pipe:read "*a"
+  pipe:close()
+  return text
+end
+
 function M.last_kernel() return ffi.string(C.ddp__last_kernel()) end
 
 -- ---- comparing -----------------------------------------------------------------------------------------------------

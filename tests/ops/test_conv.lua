@@ -39,15 +39,7 @@ local CASES = {
 local LARGE = { case(33, 16, 31, 31, 16, 3, 1, 1), case(33, 32, 15, 15, 64, 3, 2, 1), case(40, 64, 16, 16, 64, 1) } -- several chunks and blocks
 
 -- "high" is f32 with products in two parts where there is AMX, "exact" f32 without Winograd.
-local function with_precision(dtype, fn, ...)
-  ddp.set_float32_matmul_precision((dtype == "high" or dtype == "exact") and dtype or "highest")
-  local function back(ok, ...)
-    ddp.set_float32_matmul_precision "highest"
-    if not ok then error((...), 0) end
-    return ...
-  end
-  return back(pcall(fn, ...))
-end
+local function with_precision(dtype, ...) return checks.with_precision((dtype == "high" or dtype == "exact") and dtype or "highest", ...) end
 local function inputs(v, dtype, seed)
   if dtype == "high" or dtype == "exact" then dtype = "f32" end
   ddp.manual_seed(seed or 3)
@@ -153,14 +145,11 @@ t.test("depthwise windows have kernels of their own", function()
   ddp.no_grad(function() for _, dtype in ipairs { "f32", "high", "bf16", "f16" } do runs(depthwise(2, 64, 8, 8, 3, 1, 1), "depthwise", dtype) end end)
 end)
 t.test("exact precision makes each product: no Winograd in f32", function()
-  ddp.set_float32_matmul_precision "exact"
-  local ok, err = pcall(ddp.no_grad, function()
+  checks.with_precision("exact", ddp.no_grad, function()
     runs(case(2, 64, 8, 8, 64, 3, 1, 1), "direct")
     runs(case(24, 64, 8, 8, 64, 3, 2, 1), "direct")
     runs(case(2, 64, 8, 8, 64, 3, 1, 1), "wino", "bf16")
   end)
-  ddp.set_float32_matmul_precision "highest"
-  t.ok(ok, err)
 end)
 t.test("without AMX high precision is f32's, to the bit", function()
   if amx then t.skip "AMX is there" end
@@ -221,12 +210,7 @@ t.test("M6 deterministic mode leaves oneDNN out: it shares sums out by threads",
   t.ok(ok and not names:find "onednn", names)
 end)
 t.test("M6 one, two and three threads give the same bits in deterministic mode", function()
-  local function digest(threads)
-    local pipe = io.popen(("OMP_NUM_THREADS=%d luajit tests/ops/test_conv.lua digest"):format(threads))
-    local text = pipe:read "*a"
-    pipe:close()
-    return text
-  end
+  local function digest(threads) return checks.digest("tests/ops/test_conv.lua", threads) end
   local one = digest(1)
   t.ok(select(2, one:gsub("\n", "")) == 45, "the digest has " .. select(2, one:gsub("\n", "")) .. " lines")
   t.eq(digest(2), one)

@@ -8,15 +8,7 @@ local checks = require "op_checks"
 local base = require "ddp.ffi"
 local C = base.C
 
-local function with_high(fn, ...)
-  ddp.set_float32_matmul_precision "high"
-  local function back(ok, ...)
-    ddp.set_float32_matmul_precision "highest"
-    if not ok then error((...), 0) end
-    return ...
-  end
-  return back(pcall(fn, ...))
-end
+local function with_high(...) return checks.with_precision("high", ...) end
 
 -- Rows side by side, columns side by side, or neither.
 local LAYOUTS = {
@@ -116,10 +108,8 @@ t.test("with AMX products of high precision are its, but for the smallest", func
 end)
 t.test("other precisions, and f16, are not", function()
   for _, precision in ipairs { "exact", "highest" } do
-    ddp.set_float32_matmul_precision(precision)
-    local ok, kernel = pcall(kernel_of, ops.matmul, a, b)
-    ddp.set_float32_matmul_precision "highest"
-    t.ok(ok and not kernel:find "amx", kernel)
+    local kernel = checks.with_precision(precision, kernel_of, ops.matmul, a, b)
+    t.ok(not kernel:find "amx", kernel)
   end
   t.ok(not with_high(kernel_of, ops.matmul, a:to "f16", b:to "f16"):find "amx")
 end)
@@ -156,13 +146,8 @@ t.test("an Inf in high precision reaches its row as NaN and no other", function(
   t.eq((y:ne(y)):float():sum():item(), 128)
 end)
 t.test("M6 one, two and three threads give the same bits", function()
-  local function digest(threads)
-    local pipe = io.popen(("OMP_NUM_THREADS=%d luajit tests/ops/test_products.lua digest"):format(threads))
-    local text = pipe:read "*a"
-    pipe:close()
-    return text
-  end
   if not amx then t.skip "f32 is oneDNN's, which shares sums out by threads" end
+  local function digest(threads) return checks.digest("tests/ops/test_products.lua", threads) end
   local one = digest(1)
   t.eq(select(2, one:gsub("\n", "")), 4)
   t.eq(digest(2), one)
