@@ -110,4 +110,21 @@ t.test("gradcheck accepts a right gradient", function()
   t.ok(ddp.gradcheck(function(a) return (a * a):tanh() end, { x }))
 end)
 
+t.test("a gradient that two inputs share is not added to in place", function()
+  local a, b = ddp.ones(3):requires_grad_(true), ddp.ones(3):requires_grad_(true)
+  local p, q = a * 1, b * 1
+  local d = p * 2
+  local loss = ((p + q) * 3):sum() + d:sum() -- p and q get one tensor; p adds d's share to it
+  loss:backward()
+  t.eq(a.grad:tolist(), { 5, 5, 5 })
+  t.eq(b.grad:tolist(), { 3, 3, 3 })
+end)
+t.test("leaves that are given one gradient keep one each", function()
+  local a, b = ddp.ones(3):requires_grad_(true), ddp.ones(3):requires_grad_(true)
+  for n = 1, 2 do
+    ((a + b) * 3):sum():backward()
+    t.eq(a.grad:tolist(), { 3 * n, 3 * n, 3 * n })
+    t.eq(b.grad:tolist(), { 3 * n, 3 * n, 3 * n })
+  end
+end)
 t.done()
