@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base.h"
+#include "progress.h"
 
 _Static_assert((int)DDP_PHASES == (int)DDP_PARTS, "one part a phase");
 
@@ -28,6 +28,16 @@ static struct {
     int n_marks;
 } st = {.first_step_ms = -1};
 
+static ddp_progress unseen;
+static ddp_progress *progress = &unseen;
+void (*ddp__step_ended)(int64_t steps);
+
+void ddp__progress_show(ddp_progress *p) {
+    atomic_store(&p->phase, st.phase);
+    atomic_store(&p->steps, st.n);
+    progress = p;
+}
+
 double ddp_now(void) { return ddp__now(); }
 
 static void account(double now) {
@@ -39,6 +49,7 @@ ddp_phase ddp__phase_enter(ddp_phase phase) {
     int before = st.phase;
     account(ddp__now());
     st.phase = (int)phase;
+    atomic_store_explicit(&progress->phase, st.phase, memory_order_relaxed);
     return (ddp_phase)before;
 }
 
@@ -75,6 +86,8 @@ void ddp_stats_step(void) {
         s->total += s->part[i];
         st.now_part[i] = 0;
     }
+    atomic_store_explicit(&progress->steps, st.n, memory_order_relaxed);
+    if (ddp__step_ended) ddp__step_ended(st.n);
 }
 
 void ddp_stats_pause(void) {

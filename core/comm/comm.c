@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fault.h"
+#include "flight.h"
+
 static _Thread_local char where[96];
 
 void ddp_set_where(const char *w) { snprintf(where, sizeof where, "%s", w ? w : ""); }
@@ -35,16 +38,35 @@ ddp_coll ddp__coll(ddp_coll_kind kind, const void *in, void *buf, int64_t count,
     return c;
 }
 
+/* A call that DDP_FAULT leaves out, or an error that it throws. */
+static int skipped(int status, ddp_req **req) {
+    if (req) *req = NULL;
+    return status;
+}
+
+/* Waits for r and changes a bit of its result. */
+static int flipped(ddp_coll *coll, ddp_req *r, ddp_req **req) {
+    int st = ddp__coll_wait(r, &coll->weight_sum);
+    if (st == 0) ddp__fault_flip(coll->buf, (size_t)coll->count * ddp__dtype_bytes[coll->dtype]);
+    return skipped(st, req);
+}
+
 int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
     const ddp_engine *e = ddp__job.engine;
     ddp_req *r = NULL;
     coll->sig.reduce = coll->reduce;
     coll->sig.root = coll->root;
     memcpy(coll->sig.where, where, sizeof where);
+    ddp_fault_do fault = DDP_FAULT_NONE;
+    int st = ddp__fault_at_collective(&coll->sig, &fault);
+    if (st < 0 || fault == DDP_FAULT_SKIP) return skipped(st, req);
+    uint32_t seq = ddp__flight_post(&coll->sig);
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
-    int st = e->post(ddp__job.comm, coll, &r);
+    st = e->post(ddp__job.comm, coll, &r);
     ddp__phase_enter(phase);
     if (st < 0) return st;
+    ddp__flight_req(seq, r);
+    if (fault == DDP_FAULT_FLIP) return flipped(coll, r, req);
     if (!req) return ddp__coll_wait(r, &coll->weight_sum);
     *req = r;
     return 0;
@@ -53,7 +75,9 @@ int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
 int ddp__coll_wait(ddp_req *req, double *weight_sum) {
     const ddp_engine *e = ddp__job.engine;
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
+    ddp__flight_wait(req);
     int st = e->wait(req);
+    ddp__flight_end(st);
     if (st == 0 && weight_sum && e->weight_sum) *weight_sum = e->weight_sum(req);
     e->req_free(req);
     ddp__phase_enter(phase);

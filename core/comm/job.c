@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include "comm.h"
+#include "fault.h"
+#include "flight.h"
 
 ddp_job ddp__job = {.size = 1, .local_size = 1};
 
@@ -127,11 +129,10 @@ static int open_store(ddp_job *j, double deadline) {
     if (st < 0) return st;
     bool launcher = by && strcmp(by, "launcher") == 0;
     if (!launcher && j->rank == 0) {
-        bool local = strncmp(host, "127.", 4) == 0 || strcmp(host, "localhost") == 0;
-        int fd = ddp__store_listen(!local, &port);
-        if (fd < 0 || !(j->server = ddp__store_serve(fd))) return ddp__pending();
+        int fd = ddp__store_listen(host, &port);
+        if (fd < 0 || !(j->server = ddp__store_serve(fd, getenv("DDP_JOB")))) return ddp__pending();
     }
-    j->store = ddp__store_connect(host, port, deadline);
+    j->store = ddp__store_connect(host, port, getenv("DDP_JOB"), deadline);
     return j->store ? 0 : ddp__pending();
 }
 
@@ -142,6 +143,8 @@ int ddp_init(const ddp_init_opts *opts) {
     ddp_job fresh = {.size = 1, .local_size = 1};
     int st = read_env(&fresh, opts);
     if (st < 0) return st;
+    ddp__flight_open(fresh.local_rank);
+    if ((st = ddp__fault_read(fresh.rank, from_env("GROUP_RANK", 0))) < 0 || (st = ddp__fault_at_init()) < 0) return st;
     if (fresh.size > 1) {
         if ((st = pick_engine(opts, &fresh.engine)) < 0 || (st = open_store(&fresh, ddp__now() + fresh.timeout)) < 0)
             goto fail;

@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "flight.h"
 #include "shm.h"
 
 #if defined(__x86_64__)
@@ -113,15 +114,6 @@ static bool publish(ddp_comm *c, ddp_req *r) {
     return true;
 }
 
-/* "all_reduce #412 sum (f32 x 4096, bucket 3, train.lua:57)" */
-static const char *call_text(const ddp_signature *s, uint32_t seq, char *text, size_t n) {
-    char plain[256];
-    ddp__signature_text(s, plain, sizeof plain);
-    int word = (int)strcspn(plain, " ");
-    snprintf(text, n, "%.*s #%u%s", word, plain, seq, plain + word);
-    return text;
-}
-
 /* Who has come, and do they make the same call? Each rank finds out by itself. */
 static int compare(ddp_comm *c, ddp_req *r) {
     const shm_entry *mine = shm_entry_of(c, c->rank, r->seq);
@@ -132,8 +124,8 @@ static int compare(ddp_comm *c, ddp_req *r) {
             char a[300], b[300];
             int lo = p < c->rank ? p : c->rank, hi = p < c->rank ? c->rank : p;
             return shm_die(c, DDP_EMISMATCH, "rank %d calls %s, rank %d calls %s", lo,
-                           call_text(&shm_entry_of(c, lo, r->seq)->sig, r->seq, a, sizeof a), hi,
-                           call_text(&shm_entry_of(c, hi, r->seq)->sig, r->seq, b, sizeof b));
+                           ddp__call_text(&shm_entry_of(c, lo, r->seq)->sig, r->seq, a, sizeof a), hi,
+                           ddp__call_text(&shm_entry_of(c, hi, r->seq)->sig, r->seq, b, sizeof b));
         }
         r->same |= (uint64_t)1 << p;
     }
@@ -288,7 +280,7 @@ static int check_peers(ddp_comm *c, const ddp_req *r, bool ask) {
         if (left) snprintf(how, sizeof how, "%s", left == SHM_LEFT ? "left" : "failed");
         else snprintf(how, sizeof how, "(process %d) is gone", atomic_load(&c->ctl->rank[p].pid));
         return shm_die(c, DDP_EPEER, "peer: rank %d %s while rank %d waits in %s", p, how, c->rank,
-                       call_text(&r->coll.sig, r->seq, what, sizeof what));
+                       ddp__call_text(&r->coll.sig, r->seq, what, sizeof what));
     }
     return 0;
 }
@@ -305,7 +297,7 @@ static int timed_out(ddp_comm *c, const ddp_req *r, double waited) {
     if (n == 0) return 0; /* they came this very moment */
     bool one = n == 1;
     return shm_die(c, DDP_ETIMEOUT, "rank%s %s %s not reached %s; rank %d waits there since %.1f s", one ? "" : "s",
-                   who, one ? "has" : "have", call_text(&r->coll.sig, r->seq, what, sizeof what), c->rank, waited);
+                   who, one ? "has" : "have", ddp__call_text(&r->coll.sig, r->seq, what, sizeof what), c->rank, waited);
 }
 
 /* Sleeps until a peer rings, a slice at most. */

@@ -1,7 +1,8 @@
 /* store.c -- the key-value store: a poll() server on a thread of its own, and its client.
  *
- * A request is a header {magic, op, seq, key length, value length}, the key and the value; a reply {seq, value length}
- * and the value. The server answers a GET when the key is there, a TRY at once. A new request of a connection replaces
+ * A request is a header {magic, op, seq, key length, value length, the job's token}, the key and the value; a reply {seq,
+ * found, value length} and the value. Who sends another token or anything else is cut off at once, before it can make
+ * the server keep a byte more. The server answers a GET when the key is there, a TRY at once. A new request of a connection replaces
  * one that still waits, and replies carry the request's number: so a client may give up waiting and go on with the same
  * connection. */
 #include <arpa/inet.h>
@@ -27,12 +28,26 @@ enum { MAGIC = 0x31706464, KEY_MAX = 4096, VALUE_MAX = 64 << 20, READ_STEP = 64 
 typedef struct request_head {
     uint32_t magic, op, seq, key_len;
     uint64_t value_len;
+    char token[16];
 } request_head;
 
 typedef struct reply_head {
     uint32_t seq, found; /* found: 0 says that a TRY met no such key */
     uint64_t value_len;
 } reply_head;
+
+/* What every message of a job carries: its name in 16 bytes (two FNV-1a hashes), zeros without one. */
+static void job_token(const char *s, char out[16]) {
+    uint64_t a = 0xcbf29ce484222325u, b = 0x9e3779b97f4a7c15u;
+    memset(out, 0, 16);
+    if (!s || !*s) return;
+    for (; *s; s++) {
+        a = (a ^ (unsigned char)*s) * 0x100000001b3u;
+        b = (b ^ a) * 0x100000001b3u;
+    }
+    memcpy(out, &a, 8);
+    memcpy(out + 8, &b, 8);
+}
 
 typedef struct bytes {
     char *p;
@@ -81,6 +96,7 @@ typedef struct client {
 struct ddp_store_server {
     pthread_t thread;
     int fd, wake;
+    char token[16];
     entry *entries;
     size_t n_entries;
     client *clients;
@@ -170,6 +186,7 @@ static bool serve_arrived(ddp_store_server *s, client *c) {
         if (c->in.n < sizeof h) return true;
         memcpy(&h, c->in.p, sizeof h);
         if (h.magic != MAGIC || h.key_len > KEY_MAX || h.value_len > VALUE_MAX) return false;
+        if (memcmp(h.token, s->token, sizeof h.token) != 0) return false;
         size_t whole = sizeof h + h.key_len + h.value_len;
         if (c->in.n < whole) return true;
         memcpy(key, c->in.p + sizeof h, h.key_len);
@@ -269,7 +286,7 @@ static void *server_main(void *arg) {
     return NULL;
 }
 
-ddp_store_server *ddp__store_serve(int fd) {
+ddp_store_server *ddp__store_serve(int fd, const char *job) {
     ddp_store_server *s = calloc(1, sizeof *s);
     int err;
     if (!s) {
@@ -278,6 +295,7 @@ ddp_store_server *ddp__store_serve(int fd) {
         return NULL;
     }
     s->fd = fd;
+    job_token(job, s->token);
     s->waiting = -1;
     s->wake = eventfd(0, EFD_CLOEXEC);
     s->polls = calloc(2, sizeof *s->polls);
@@ -319,38 +337,6 @@ void ddp__store_server_free(ddp_store_server *s) {
     free(s);
 }
 
-int ddp__store_listen(bool any, int *port) {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)*port)};
-    socklen_t len = sizeof a;
-    int on = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    a.sin_addr.s_addr = htonl(any ? INADDR_ANY : INADDR_LOOPBACK);
-    if (fd < 0) return ddp__fail(DDP_EIO, "store: socket: %s", strerror(errno));
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&a, sizeof a) < 0 || listen(fd, 1024) < 0 ||
-        getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
-        int st = ddp__fail(DDP_EIO, "store: cannot listen on port %d of %s: %s", *port, any ? "this host" : "127.0.0.1",
-                           strerror(errno));
-        close(fd);
-        return st;
-    }
-    *port = ntohs(a.sin_port);
-    return fd;
-}
-
-/* ---- the client ---- */
-
-struct ddp_store {
-    int fd;
-    uint32_t seq;
-    bool found; /* of the last reply */
-    bytes in;
-};
-
-static int left_ms(double deadline) {
-    double s = deadline - ddp__now();
-    return s <= 0 ? 0 : s > 3600 ? 3600 * 1000 : (int)(s * 1000) + 1;
-}
-
 /* One address of host; numbers are never looked up. */
 static int resolve(const char *host, int port, struct sockaddr_storage *a, socklen_t *len) {
     struct sockaddr_in *v4 = (struct sockaddr_in *)a;
@@ -371,6 +357,40 @@ static int resolve(const char *host, int port, struct sockaddr_storage *a, sockl
     *len = found->ai_addrlen;
     freeaddrinfo(found);
     return 0;
+}
+
+int ddp__store_listen(const char *host, int *port) {
+    struct sockaddr_storage a;
+    socklen_t len;
+    int on = 1, err = resolve(host, *port, &a, &len);
+    if (err) return ddp__fail(DDP_EIO, "store: host %s: %s", host, gai_strerror(err));
+    int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return ddp__fail(DDP_EIO, "store: socket: %s", strerror(errno));
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (bind(fd, (struct sockaddr *)&a, len) < 0 || listen(fd, 1024) < 0 || getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
+        int st = ddp__fail(DDP_EIO, "store: cannot listen on port %d of %s: %s%s", *port, host, strerror(errno),
+                           errno == EADDRNOTAVAIL ? "; the host that serves must have this address" : "");
+        close(fd);
+        return st;
+    }
+    *port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
+    return fd;
+}
+
+/* ---- the client ---- */
+
+struct ddp_store {
+    int fd;
+    char token[16];
+    bool answered; /* at least once */
+    uint32_t seq;
+    bool found; /* of the last reply */
+    bytes in;
+};
+
+static int left_ms(double deadline) {
+    double s = deadline - ddp__now();
+    return s <= 0 ? 0 : s > 3600 ? 3600 * 1000 : (int)(s * 1000) + 1;
 }
 
 /* One try to connect; the socket, or -1 with errno. */
@@ -412,6 +432,7 @@ static int send_all(ddp_store *s, const void *p, size_t n, double deadline) {
 
 static int request(ddp_store *s, uint32_t op, const char *key, const void *value, size_t n, double deadline) {
     request_head h = {.magic = MAGIC, .op = op, .seq = ++s->seq, .key_len = (uint32_t)strlen(key), .value_len = n};
+    memcpy(h.token, s->token, sizeof h.token);
     bytes b = {0};
     int st;
     if (h.key_len > KEY_MAX || n > VALUE_MAX)
@@ -435,6 +456,7 @@ static int take_reply(ddp_store *s, void **value, size_t *n) {
         memcpy(&h, s->in.p, sizeof h);
         if (s->in.n < sizeof h + h.value_len) return 0;
         bool mine = h.seq == s->seq;
+        s->answered = true;
         if (mine) {
             char *v = malloc(h.value_len + 1);
             if (!v) return ddp__fail(DDP_ENOMEM, "store: out of memory for %zu bytes", (size_t)h.value_len);
@@ -464,13 +486,16 @@ static int reply(ddp_store *s, double deadline, void **value, size_t *n) {
         if (!bytes_room(&s->in, READ_STEP)) return ddp__fail(DDP_ENOMEM, "store: out of memory");
         ssize_t k = recv(s->fd, s->in.p + s->in.n, READ_STEP, 0);
         if (k < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) continue;
+        if (k <= 0 && !s->answered)
+            return ddp__fail(DDP_EPEER, "peer: the store closed the connection: it serves another job (DDP_JOB), or "
+                                        "another version of ddp, or something else listens there");
         if (k <= 0)
             return ddp__fail(DDP_EPEER, "peer: the store is gone%s%s", k < 0 ? ": " : "", k < 0 ? strerror(errno) : "");
         s->in.n += (size_t)k;
     }
 }
 
-ddp_store *ddp__store_connect(const char *host, int port, double deadline) {
+ddp_store *ddp__store_connect(const char *host, int port, const char *job, double deadline) {
     struct sockaddr_storage a;
     socklen_t len;
     int err = resolve(host, port, &a, &len), fd;
@@ -497,6 +522,7 @@ ddp_store *ddp__store_connect(const char *host, int port, double deadline) {
         return NULL;
     }
     s->fd = fd;
+    job_token(job, s->token);
     if (request(s, OP_HELLO, rank ? rank : "0", NULL, 0, deadline) < 0) {
         ddp__store_free(s);
         return NULL;
@@ -538,6 +564,17 @@ int ddp__store_get(ddp_store *s, const char *key, double deadline, void **value,
     free(*value);
     *value = NULL;
     return st < 0 && st != DDP_ETIMEOUT ? st : ddp__fail(DDP_ETIMEOUT, "store: nobody has set %s in time", key);
+}
+
+int ddp__store_try(ddp_store *s, const char *key, double deadline, void **value, size_t *n) {
+    *value = NULL;
+    *n = 0;
+    int st = request(s, OP_TRY, key, NULL, 0, deadline);
+    if (st == 0) st = reply(s, deadline, value, n);
+    if (st == 0 && s->found) return 1;
+    free(*value);
+    *value = NULL;
+    return st == DDP_ETIMEOUT ? ddp__fail(st, "store: no answer when asked for %s", key) : st;
 }
 
 int ddp__store_add(ddp_store *s, const char *key, int64_t by, int64_t *value) {

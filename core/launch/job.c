@@ -44,6 +44,16 @@ static void kill_all(job *j) {
     signal_groups(j, SIGKILL);
 }
 
+/* What the ranks are doing now, for a user who asks by SIGUSR1. */
+static void tell_doing(job *j) {
+    text t = {0};
+    if (j->flight) doing_add_all(&t, j, "ddprun: ");
+    output_write(j, 2, t.p, t.n);
+    free(t.p);
+    for (int r = 0; r < j->n && !j->o->exec; r++) /* a Lua rank shows where it is; another program may not expect it */
+        if (j->ranks[r].pid > 0 && !j->ranks[r].exited && j->ranks[r].joined) kill(j->ranks[r].pid, SIGUSR1);
+}
+
 static void user_signal(job *j, int sig) {
     if (!j->stopping) {
         j->stop_signal = sig;
@@ -57,6 +67,7 @@ void job_attend(job *j) {
     struct signalfd_siginfo s;
     while (read(j->signal_fd, &s, sizeof s) == sizeof s) {
         if (s.ssi_signo == SIGCHLD) j->child_news = true;
+        else if (s.ssi_signo == SIGUSR1) tell_doing(j);
         else user_signal(j, (int)s.ssi_signo);
     }
     if (j->stopping && !j->killed && ddp__now() >= j->kill_at) kill_all(j);
@@ -196,6 +207,7 @@ static int open_signals(job *j) {
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGQUIT);
+    sigaddset(&set, SIGUSR1);
     if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP); /* nohup */
     signal(SIGPIPE, SIG_IGN);
     signal(SIGCHLD, SIG_DFL); /* an inherited "ignore" would reap our ranks */
@@ -208,8 +220,8 @@ static int open_signals(job *j) {
 
 static int open_store(job *j) {
     j->port = j->o->master_port;
-    int fd = ddp__store_listen(false, &j->port);
-    if (fd >= 0) j->store = ddp__store_serve(fd);
+    int fd = ddp__store_listen("127.0.0.1", &j->port);
+    if (fd >= 0) j->store = ddp__store_serve(fd, j->token);
     if (j->store) return 0;
     const char *why;
     ddp_error_take(&why);
@@ -258,6 +270,7 @@ static int begin(job *j) {
     j->at_line_start[1] = j->at_line_start[2] = true;
     j->oom_kills = verdict_oom_kills();
     int st = open_signals(j);
+    if (st == 0) st = doing_open(j);
     if (st == 0) st = make_token(j);
     if (st == 0) st = open_store(j);
     if (st != 0) return st;
@@ -292,6 +305,8 @@ static void free_all(job *j) {
         free(j->ranks[r].error);
     }
     free(j->ranks);
+    free(j->doing.p);
+    doing_close(j);
     close_fd(&j->signal_fd);
 }
 

@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "../base/base.h"
+#include "../comm/flight.h"
 #include "../comm/store.h"
 
 enum { EXIT_USAGE = 2, MAX_LOCAL_RANKS = 4096 };
@@ -88,14 +89,19 @@ typedef struct job {
     int n, threads, port;
     double started;
     char token[33];
+    int first_rank; /* the rank in the world of ranks[0] */
     rank_proc *ranks;
     ddp_store_server *store;
+    int flight_fd;
+    ddp_flight *flight; /* [n]: what each rank is doing */
     int signal_fd, guardian_fd;
     bool prefixed; /* output goes by whole lines with a prefix */
     bool at_line_start[3];
     bool broken[3]; /* nobody reads our stdout, our stderr */
     int first;      /* the rank that failed first, -1: none */
-    int waiter;     /* the rank that waited for one that left, -1: none */
+    int waiter;     /* the rank that waited for one that left or is stuck, -1: none */
+    int stuck;      /* the rank that did not come where the first one waited, -1: none */
+    text doing;     /* what all were doing when the first failure was known */
     bool in_rendezvous;
     int stop_signal; /* that a user sent us */
     bool child_news; /* a SIGCHLD came that nobody has looked into */
@@ -135,6 +141,15 @@ DDP_LOCAL void verdict_decide(job *j);
 DDP_LOCAL bool verdict_pending(const job *j);
 DDP_LOCAL int verdict_print(job *j);
 DDP_LOCAL long verdict_oom_kills(void);
+
+/* doing.c: memory for the ranks' flight records; 0, or 1 after a sentence. */
+DDP_LOCAL int doing_open(job *j);
+DDP_LOCAL void doing_close(job *j);
+/* A line a rank, in words. */
+DDP_LOCAL void doing_add_all(text *t, const job *j, const char *margin);
+DDP_LOCAL const char *doing_text(const job *j, int r, double now, char *text, size_t n);
+/* The one rank that has not reached the collective in which r's wait timed out (in words in `what`); -1: none, or several. */
+DDP_LOCAL int doing_who_is_behind(const job *j, int r, char *what, size_t n);
 
 /* report.c: writes rank 0's report; 0 or 1 after a sentence. */
 DDP_LOCAL int report_write(job *j);

@@ -50,7 +50,9 @@ int main(int argc, char **argv) {
              .started = started,
              .signal_fd = -1,
              .guardian_fd = -1,
+             .flight_fd = -1,
              .first = -1,
+             .stuck = -1,
              .waiter = -1};
     return job_run(&j);
 }

@@ -56,6 +56,7 @@ int rank_main(int argc, char **argv) {
     if (strcmp(argv[4], "script") == 0) {
         close_on_exec("DDP_STATUS_FD");
         close_on_exec("DDP_REPORT_FD");
+        close_on_exec("DDP_FLIGHT_FD");
         return run_script(argc - 5, argv + 5);
     }
     execvp(argv[5], argv + 5);

@@ -76,6 +76,7 @@ static bool env_of_rank(const job *j, int r, int status_fd, int report_fd, env_l
     env_set(e, "DDP_ENGINE", "%s", j->o->engine);
     env_set(e, "DDP_STATUS_FD", "%d", status_fd);
     env_set(e, "DDP_REPORT_FD", "%d", report_fd);
+    env_set(e, "DDP_FLIGHT_FD", "%d", j->flight_fd);
     env_set(e, "DDP_LUA_PATH", "%s", j->places->lua_path);
     env_set(e, "DDP_LIB", "%s", j->places->lib_dir);
     if (j->o->timeout > 0) env_set(e, "DDP_TIMEOUT", "%.9g", j->o->timeout);
@@ -114,25 +115,25 @@ static bool make_pipes(const job *j, rank_proc *p, ends *w) {
            make_pipe(&p->status_fd, &w->status) && make_pipe(&p->report_fd, &w->report);
 }
 
-static void set_files(posix_spawn_file_actions_t *fa, int r, const ends *w) {
+static void set_files(posix_spawn_file_actions_t *fa, const job *j, int r, const ends *w) {
     /* A rank is not in the terminal's foreground group: reading from it would stop the rank. */
     if (r > 0 || isatty(0)) posix_spawn_file_actions_addopen(fa, 0, "/dev/null", O_RDONLY, 0);
     if (w->out >= 0) posix_spawn_file_actions_adddup2(fa, w->out, 1);
     posix_spawn_file_actions_adddup2(fa, w->err, 2);
     posix_spawn_file_actions_adddup2(fa, w->status, w->status); /* onto itself: stays open over exec */
     posix_spawn_file_actions_adddup2(fa, w->report, w->report);
+    posix_spawn_file_actions_adddup2(fa, j->flight_fd, j->flight_fd);
 }
 
 static int spawn_with(const job *j, rank_proc *p, int r, const ends *w, char **argv, char **env) {
     posix_spawn_file_actions_t fa;
     posix_spawnattr_t attr;
     sigset_t none, every;
-    (void)j;
     sigemptyset(&none);
     sigfillset(&every);
     posix_spawn_file_actions_init(&fa);
     posix_spawnattr_init(&attr);
-    set_files(&fa, r, w);
+    set_files(&fa, j, r, w);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     posix_spawnattr_setpgroup(&attr, 0);
     posix_spawnattr_setsigmask(&attr, &none);

@@ -115,6 +115,9 @@ void verdict_decide(job *j) {
     }
     if (r < 0 || (!j->ranks[r].exited && !j->ranks[r].left && now < j->ranks[r].fail_at + ENDS_ITSELF)) return;
     j->first = r;
+    if (j->n > 1) doing_add_all(&j->doing, j, "    ");
+    char what[320];
+    j->stuck = doing_who_is_behind(j, r, what, sizeof what);
     job_stop(j, SIGTERM);
 }
 
@@ -203,6 +206,12 @@ static void add_cause(text *t, const job *j) {
             j->in_rendezvous ? " in rendezvous" : "");
         return;
     }
+    char what[320];
+    if (j->stuck >= 0 && doing_who_is_behind(j, j->first, what, sizeof what) == j->stuck) {
+        add(t, "ddprun: rank %d is stuck: it has not reached %s, where rank %d waited %.1f s\n", j->stuck, what, j->first,
+            p->fail_at - j->flight[j->first].since);
+        return;
+    }
     add(t, "ddprun: rank %d failed%s %.2f s after the start: ", j->first, j->n > 1 ? " first," : "",
         p->fail_at - j->started);
     bool by_us = p->signal && p->error; /* it had reported, and did not end by itself */
@@ -221,6 +230,15 @@ static void add_oom(text *t, const job *j) {
         j->oom_kills, now);
 }
 
+/* What all were doing, where at least one has joined. */
+static void add_doing(text *t, const job *j) {
+    bool joined = false;
+    for (int r = 0; r < j->n; r++) joined |= j->ranks[r].joined;
+    if (!joined || !j->doing.n) return;
+    add(t, "  what the ranks were doing:\n");
+    text_add(t, j->doing.p, j->doing.n);
+}
+
 static void add_failure(text *t, const job *j) {
     const rank_proc *p = &j->ranks[j->first];
     int teller = p->left ? j->waiter : j->first;
@@ -231,6 +249,7 @@ static void add_failure(text *t, const job *j) {
     }
     add_tail(t, j, j->first);
     if (p->signal == SIGKILL) add_oom(t, j);
+    add_doing(t, j);
 }
 
 int verdict_print(job *j) {

@@ -38,7 +38,7 @@ static int failures;
 #define CHECK(x) ((x) ? (void)0 : (void)FAIL("line %d: %s", __LINE__, #x))
 
 static void store_open(void) {
-    store_ = ddp__store_connect("127.0.0.1", w->port, ddp__now() + 10);
+    store_ = ddp__store_connect("127.0.0.1", w->port, "test", ddp__now() + 10);
     if (!store_) FAIL("no store");
 }
 
@@ -79,7 +79,7 @@ static bool run(int size, double timeout, void (*fn)(void), int killed) {
     w->size = size;
     w->timeout = timeout;
     w->port = 0;
-    int fd = ddp__store_listen(false, &w->port);
+    int fd = ddp__store_listen("127.0.0.1", &w->port);
     pid_t pids[MAX_P];
     fflush(stdout);
     for (int r = 0; r < size; r++) {
@@ -94,7 +94,7 @@ static bool run(int size, double timeout, void (*fn)(void), int killed) {
         }
         pids[r] = pid;
     }
-    ddp_store_server *s = ddp__store_serve(fd);
+    ddp_store_server *s = ddp__store_serve(fd, "test");
     bool ok = true;
     /* The killed one is looked at last: it stays a zombie while the others wait for it. */
     for (int pass = 0; pass < 2; pass++)
