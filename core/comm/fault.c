@@ -24,7 +24,7 @@ static struct {
     int64_t step, call;
     int at; /* ddp_coll_kind, AT_INIT, AT_STEP, ANY */
     action what;
-    double value; /* of exit, delay */
+    double value;  /* of exit, delay */
     int64_t calls; /* that have come to `at`, in step `calls_step` */
     int64_t calls_step;
 } f;
@@ -104,7 +104,8 @@ int ddp__fault_read(int rank, int node) {
     }
     if (!acts) return bad("it", env, "a word do=, like do=kill");
     bool collective = f.at != AT_INIT && f.at != AT_STEP;
-    if (!collective && (f.what == SKIP || f.what == FLIP)) return bad("do", actions[f.what], "a collective as its place");
+    if (!collective && (f.what == SKIP || f.what == FLIP))
+        return bad("do", actions[f.what], "a collective as its place");
     f.set = (wanted_rank == ANY || wanted_rank == rank) && (wanted_node == ANY || wanted_node == node) &&
             restart == (k ? atoi(k) : 0);
     if (f.set && f.at == AT_STEP) ddp__step_ended = step_ended;
@@ -158,16 +159,16 @@ int ddp__fault_at_collective(const ddp_signature *sig, ddp_fault_do *out) {
     return st;
 }
 
+/* Bit 23 of a word that is not 0: twice or half of an f32. */
 void ddp__fault_flip(void *p, size_t n) {
-    unsigned char *b = p;
-    size_t at = n / 2 / 4 * 4, tries = n / 4;
+    unsigned char *bytes = p;
+    size_t words = n / 4, at = words / 2;
     uint32_t word = 0;
-    if (n < 4) {
-        if (n) b[0] ^= 1;
-        return;
+    for (size_t tries = 0; tries < words; tries++, at = (at + 1) % words) {
+        memcpy(&word, bytes + 4 * at, 4);
+        if (word) break;
     }
-    for (; tries-- && !word; at = at + 8 <= n ? at + 4 : 0) memcpy(&word, b + at, 4); /* of a number that is not 0: x2 or /2 */
-    at = at >= 4 ? at - 4 : (n / 4 - 1) * 4;
     word ^= 1u << 23;
-    memcpy(b + at, &word, 4);
+    if (words) memcpy(bytes + 4 * at, &word, 4);
+    else if (n) bytes[0] ^= 1;
 }

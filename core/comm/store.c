@@ -367,13 +367,15 @@ int ddp__store_listen(const char *host, int *port) {
     int fd = socket(a.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return ddp__fail(DDP_EIO, "store: socket: %s", strerror(errno));
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&a, len) < 0 || listen(fd, 1024) < 0 || getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
+    if (bind(fd, (struct sockaddr *)&a, len) < 0 || listen(fd, 1024) < 0 ||
+        getsockname(fd, (struct sockaddr *)&a, &len) < 0) {
         int st = ddp__fail(DDP_EIO, "store: cannot listen on port %d of %s: %s%s", *port, host, strerror(errno),
                            errno == EADDRNOTAVAIL ? "; the host that serves must have this address" : "");
         close(fd);
         return st;
     }
-    *port = ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
+    *port =
+        ntohs(a.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&a)->sin6_port : ((struct sockaddr_in *)&a)->sin_port);
     return fd;
 }
 
@@ -487,8 +489,8 @@ static int reply(ddp_store *s, double deadline, void **value, size_t *n) {
         ssize_t k = recv(s->fd, s->in.p + s->in.n, READ_STEP, 0);
         if (k < 0 && (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK)) continue;
         if (k <= 0 && !s->answered)
-            return ddp__fail(DDP_EPEER, "peer: the store closed the connection: it serves another job (DDP_JOB), or "
-                                        "another version of ddp, or something else listens there");
+            return ddp__fail(DDP_EMISMATCH, "store: the connection was closed: it serves another job (DDP_JOB), or "
+                                            "another version of ddp, or something else listens there");
         if (k <= 0)
             return ddp__fail(DDP_EPEER, "peer: the store is gone%s%s", k < 0 ? ": " : "", k < 0 ? strerror(errno) : "");
         s->in.n += (size_t)k;

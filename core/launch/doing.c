@@ -55,7 +55,8 @@ void doing_add_all(text *t, const job *j, const char *margin) {
     char line[800], what[700];
     double now = ddp__now();
     for (int r = 0; r < j->n; r++) {
-        snprintf(line, sizeof line, "%srank %d: %s\n", margin, j->first_rank + r, doing_text(j, r, now, what, sizeof what));
+        snprintf(line, sizeof line, "%srank %d: %s\n", margin, j->first_rank + r,
+                 doing_text(j, r, now, what, sizeof what));
         text_add(t, line, strlen(line));
     }
 }

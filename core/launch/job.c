@@ -9,13 +9,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "launch.h"
+#include "agent.h"
 
 /* Seconds: what a pipe that grandchildren hold open may still bring after the last rank left; how long we wait for
  * ranks that SIGKILL does not end (they hang in the kernel); in which a repeated signal is the same one (timeout(1)
  * sends it to the process and to its group). */
 static const double DRAIN = 0.2, UNKILLABLE = 3, SAME_SIGNAL = 0.1;
-enum { FDS_A_RANK = 4 };
+enum { FDS_A_RANK = 4, FDS_BEFORE = 2 };
 
 /* ---- signals and the end of ranks ---- */
 
@@ -134,6 +134,12 @@ static void see_exit(job *j, int r) {
     verdict_exited(j, r);
 }
 
+static bool some_stepped(const job *j) {
+    for (int r = 0; j->flight && r < j->n; r++)
+        if (atomic_load(&j->flight[r].progress.steps) > 0) return true;
+    return false;
+}
+
 static bool all_exited(const job *j) {
     for (int r = 0; r < j->n; r++)
         if (!j->ranks[r].exited) return false;
@@ -152,28 +158,75 @@ static int patience(const job *j) {
     if (verdict_pending(j)) until = now + 0.02;
     if (j->stopping && !j->killed && j->kill_at < until) until = j->kill_at;
     if (j->killed && now + 0.1 < until) until = now + 0.1;
-    if (j->drain_until > 0 && j->drain_until < until) until = j->drain_until;
+    if (j->drain_until > now && j->drain_until < until) until = j->drain_until;
+    if (j->agent && now + 0.2 < until) until = now + 0.2;
     return until <= now ? 0 : (int)((until - now) * 1000) + 1;
 }
 
 static void fill_polls(const job *j, struct pollfd *polls) {
     polls[0] = (struct pollfd){.fd = j->signal_fd, .events = POLLIN};
+    polls[1] = (struct pollfd){.fd = agent_fd(j), .events = POLLIN};
     for (int r = 0; r < j->n; r++) {
         const rank_proc *p = &j->ranks[r];
         const int fds[FDS_A_RANK] = {p->out.fd, p->err.fd, p->status_fd, p->report_fd};
         for (int k = 0; k < FDS_A_RANK; k++)
-            polls[1 + r * FDS_A_RANK + k] = (struct pollfd){.fd = fds[k], .events = POLLIN};
+            polls[FDS_BEFORE + r * FDS_A_RANK + k] = (struct pollfd){.fd = fds[k], .events = POLLIN};
     }
 }
 
 static void read_ready(job *j, const struct pollfd *polls) {
     for (int r = 0; r < j->n; r++) {
-        const struct pollfd *p = polls + 1 + r * FDS_A_RANK;
+        const struct pollfd *p = polls + FDS_BEFORE + r * FDS_A_RANK;
         if (p[0].revents) read_stream(j, r, &j->ranks[r].out, 1);
         if (p[1].revents) read_stream(j, r, &j->ranks[r].err, 1);
         if (p[2].revents) read_status(j, r);
         if (p[3].revents) read_into(&j->ranks[r].report_fd, &j->ranks[r].report);
     }
+}
+
+/* ---- other hosts ---- */
+
+/* Tells them once of our failure, or that all went well here. */
+static void tell_others(job *j) {
+    text t = {0};
+    if (j->told == 1 || j->remote[0]) return;
+    if (j->first >= 0) {
+        verdict_text(&t, j);
+        agent_tell_failure(j, j->ranks[j->first].code ? j->ranks[j->first].code : 1, t.p ? t.p : "");
+    } else if (j->stop_signal) {
+        const char *name = sigabbrev_np(j->stop_signal);
+        text_add(&t, "ddprun: stopped by SIG", 22);
+        text_add(&t, name ? name : "?", name ? strlen(name) : 1);
+        agent_tell_failure(j, 128 + j->stop_signal, t.p ? t.p : "");
+    }
+    if (j->first >= 0 || j->stop_signal) j->told = 1;
+    else if (j->told == 0 && all_exited(j) && !j->stopping) {
+        agent_tell_done(j);
+        j->told = 2;
+    }
+    free(t.p);
+}
+
+/* Hears of them; true: all are done. */
+static bool hear_others(job *j) {
+    agent_news news;
+    if (!j->agent) return true;
+    tell_others(j);
+    agent_look(j, &news);
+    if (j->remote[0] || j->told == 1) return true;
+    if (news.failed_node >= 0 && news.failed_node != j->node) {
+        snprintf(j->remote, sizeof j->remote, "ddprun: node %d failed first; it says:\n%s", news.failed_node,
+                 news.failure);
+        j->remote_code = news.code;
+    } else if (news.lost_node >= 0) {
+        const char *what = news.lost_node == 0 && j->node != 0 ? ", where the job's store is," : "";
+        snprintf(j->remote, sizeof j->remote, "ddprun: node %d (%s)%s is lost: not heard of for %.1f s", news.lost_node,
+                 news.lost_host, what, news.lost_for);
+        j->remote_code = 1;
+        agent_tell_failure(j, 1, j->remote);
+    }
+    if (j->remote[0]) job_stop(j, SIGTERM);
+    return news.all_done || j->remote[0];
 }
 
 static void loop(job *j, struct pollfd *polls) {
@@ -183,14 +236,15 @@ static void loop(job *j, struct pollfd *polls) {
             for (int r = 0; r < j->n; r++) see_exit(j, r);
         }
         verdict_decide(j);
+        bool others_done = hear_others(j);
         if (all_exited(j)) {
             if (j->drain_until <= 0) j->drain_until = ddp__now() + DRAIN;
-            if (all_quiet(j) || ddp__now() >= j->drain_until) return;
+            if (others_done && (all_quiet(j) || ddp__now() >= j->drain_until)) return;
         }
         if (j->killed && ddp__now() > j->killed_at + UNKILLABLE) return;
         fill_polls(j, polls);
         if (j->child_news) continue;
-        if (poll(polls, 1 + (nfds_t)j->n * FDS_A_RANK, patience(j)) < 0) continue;
+        if (poll(polls, FDS_BEFORE + (nfds_t)j->n * FDS_A_RANK, patience(j)) < 0) continue;
         job_attend(j);
         read_ready(j, polls);
     }
@@ -210,6 +264,9 @@ static int open_signals(job *j) {
     sigaddset(&set, SIGUSR1);
     if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP); /* nohup */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGINT, SIG_DFL); /* a shell's background job inherits "ignore": it could not be stopped */
+    signal(SIGTERM, SIG_DFL);
+    signal(SIGQUIT, SIG_DFL);
     signal(SIGCHLD, SIG_DFL); /* an inherited "ignore" would reap our ranks */
     sigprocmask(SIG_BLOCK, &set, NULL);
     j->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -220,6 +277,8 @@ static int open_signals(job *j) {
 
 static int open_store(job *j) {
     j->port = j->o->master_port;
+    if (j->nodes > 1) return agent_join(j);
+    j->world = j->n;
     int fd = ddp__store_listen("127.0.0.1", &j->port);
     if (fd >= 0) j->store = ddp__store_serve(fd, j->token);
     if (j->store) return 0;
@@ -238,14 +297,22 @@ static void choose_threads(job *j) {
         j->threads = cores / j->n < 1 ? 1 : cores / j->n;
         snprintf(threads, sizeof threads, "%d thread%s", j->threads, j->threads == 1 ? "" : "s");
     }
-    if (j->n == 1) return;
+    if (j->nodes > 1)
+        say("node %d of %d: ranks %d to %d of %d, %s each", j->node, j->nodes, j->first_rank, j->first_rank + j->n - 1,
+            j->world, threads);
+    if (j->world == 1 || (j->nodes > 1 && j->n <= cores)) return;
     if (j->n > cores)
         say("%d ranks, %s each; more ranks than usable cores (%d), so they take turns", j->n, threads, cores);
     else say("%d ranks, %s each", j->n, threads);
 }
 
+/* On one host nobody can guess it; on several it is what all of them know: DDP_JOB, else the meeting place. */
 static int make_token(job *j) {
     unsigned char b[16];
+    const char *given = getenv("DDP_JOB");
+    if (given && *given) snprintf(j->token, sizeof j->token, "%s", given);
+    else if (j->nodes > 1) snprintf(j->token, sizeof j->token, "%d %.200s %d", j->nodes, j->addr, j->o->master_port);
+    if (j->token[0]) return 0;
     if (getrandom(b, sizeof b, 0) != sizeof b) {
         say("getrandom: %s", strerror(errno));
         return 1;
@@ -266,7 +333,7 @@ static int begin(job *j) {
         p->err = (stream){.fd = -1, .to = 2};
         p->status_fd = p->report_fd = p->log_fd = -1;
     }
-    j->prefixed = j->n > 1 || j->o->timestamps;
+    j->prefixed = j->n > 1 || j->nodes > 1 || j->o->timestamps;
     j->at_line_start[1] = j->at_line_start[2] = true;
     j->oom_kills = verdict_oom_kills();
     int st = open_signals(j);
@@ -294,6 +361,7 @@ static void end(job *j) {
         close_fd(&p->log_fd);
         if (p->pid > 0) waitpid(p->pid, NULL, p->exited ? 0 : WNOHANG);
     }
+    agent_leave(j);
     ddp__store_server_free(j->store);
     j->store = NULL;
 }
@@ -311,13 +379,14 @@ static void free_all(job *j) {
 }
 
 int job_run(job *j) {
-    struct pollfd *polls = calloc(1 + (size_t)j->n * FDS_A_RANK, sizeof *polls);
+    struct pollfd *polls = calloc(FDS_BEFORE + (size_t)j->n * FDS_A_RANK, sizeof *polls);
     int st = polls ? begin(j) : 1;
     if (st != 0) {
         end(j);
         goto out;
     }
     loop(j, polls);
+    j->stepped = some_stepped(j);
     end(j);
     st = verdict_print(j);
     int reported = report_write(j);

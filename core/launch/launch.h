@@ -10,6 +10,8 @@
 #include "../comm/flight.h"
 #include "../comm/store.h"
 
+#define DDP_RUN_VERSION "0.1.0"
+
 enum { EXIT_USAGE = 2, MAX_LOCAL_RANKS = 4096 };
 
 /* ---- options (options.c) ------------------------------------------------------------------------------------------
@@ -24,6 +26,10 @@ typedef struct options {
     const char *report;  /* NULL: none */
     const char *show;    /* as given; NULL: all */
     int master_port;     /* 0: the system chooses */
+    const char *master_addr;
+    bool master_addr_given;
+    int nnodes, node_rank; /* node_rank -1: not given */
+    int max_restarts;
     bool timestamps, exec, bind_core, print_env, version, help;
     char **args; /* the script or program and what follows; NULL-terminated */
 } options;
@@ -87,9 +93,17 @@ typedef struct job {
     const options *o;
     const places *places;
     int n, threads, port;
+    const char *addr; /* of the store */
     double started;
-    char token[33];
-    int first_rank; /* the rank in the world of ranks[0] */
+    char token[300];
+    int restart;           /* the number of this attempt, from 0 */
+    int node, nodes;       /* this host among all */
+    int first_rank, world; /* the rank in the world of ranks[0]; ranks of all hosts */
+    struct agent *agent;   /* with several hosts */
+    int told;              /* what the other hosts know of us: 0 nothing, 1 that we failed, 2 that we are done */
+    char remote[4500];     /* the failure of another host that ended the job; "" none */
+    int remote_code;       /* and its exit status */
+    bool stepped;          /* some rank has made a step */
     rank_proc *ranks;
     ddp_store_server *store;
     int flight_fd;
@@ -140,6 +154,8 @@ DDP_LOCAL void verdict_decide(job *j);
 /* Whether a decision is only a matter of time, so that the loop must look again soon. */
 DDP_LOCAL bool verdict_pending(const job *j);
 DDP_LOCAL int verdict_print(job *j);
+/* The block on the first failure, into t. */
+DDP_LOCAL void verdict_text(text *t, const job *j);
 DDP_LOCAL long verdict_oom_kills(void);
 
 /* doing.c: memory for the ranks' flight records; 0, or 1 after a sentence. */

@@ -29,6 +29,34 @@ static int find_script(const options *o, const places *p, char *script, size_t n
     return st;
 }
 
+/* The job, and again after failures as often as it may. */
+static int run(const options *o, const places *p, double started) {
+    for (int k = 0;; k++) {
+        job j = {.o = o,
+                 .places = p,
+                 .n = o->n,
+                 .addr = o->master_addr,
+                 .restart = k,
+                 .node = o->node_rank,
+                 .nodes = o->nnodes,
+                 .started = k ? ddp__now() : started,
+                 .signal_fd = -1,
+                 .guardian_fd = -1,
+                 .flight_fd = -1,
+                 .first = -1,
+                 .stuck = -1,
+                 .waiter = -1};
+        int st = job_run(&j);
+        bool failed = st != 0 && (j.first >= 0 || j.remote[0]) && !j.stop_signal;
+        if (!failed || k >= o->max_restarts) return st;
+        if (!j.stepped) {
+            say("it is not started again: it failed before its first step");
+            return st;
+        }
+        say("restart %d of %d", k + 1, o->max_restarts);
+    }
+}
+
 int main(int argc, char **argv) {
     static char script[4096];
     static places p;
@@ -40,19 +68,9 @@ int main(int argc, char **argv) {
     if ((st = options_read(&o, argc, argv)) != 0) return st;
     if ((st = places_find(&p)) != 0) return st;
     if (o.help) options_help();
-    else if (o.version) puts("ddp 0.1.0");
+    else if (o.version) puts("ddp " DDP_RUN_VERSION);
     else if (o.print_env) places_print_env(&p);
     if (o.help || o.version || o.print_env) return fflush(stdout) == 0 ? 0 : 1;
     if ((st = find_script(&o, &p, script, sizeof script)) != 0) return st;
-    job j = {.o = &o,
-             .places = &p,
-             .n = o.n,
-             .started = started,
-             .signal_fd = -1,
-             .guardian_fd = -1,
-             .flight_fd = -1,
-             .first = -1,
-             .stuck = -1,
-             .waiter = -1};
-    return job_run(&j);
+    return run(&o, &p, started);
 }

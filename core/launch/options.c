@@ -82,17 +82,13 @@ static int take_version(options *o, const char *s) { return flag(s, &o->version)
 static int take_help(options *o, const char *s) { return flag(s, &o->help); }
 static int take_master_port(options *o, const char *s) { return whole(s, 0, 65535, &o->master_port); }
 static int take_master_addr(options *o, const char *s) {
-    (void)o;
-    return strcmp(s, "127.0.0.1") != 0 && strcmp(s, "localhost") != 0;
+    o->master_addr = s;
+    o->master_addr_given = true;
+    return !*s || strlen(s) > 200;
 }
-static int take_one(options *o, const char *s) {
-    (void)o;
-    return strcmp(s, "1") != 0;
-}
-static int take_zero(options *o, const char *s) {
-    (void)o;
-    return strcmp(s, "0") != 0;
-}
+static int take_nnodes(options *o, const char *s) { return whole(s, 1, 4096, &o->nnodes); }
+static int take_node_rank(options *o, const char *s) { return whole(s, 0, 4095, &o->node_rank); }
+static int take_max_restarts(options *o, const char *s) { return whole(s, 0, 1000000, &o->max_restarts); }
 static int take_never(options *o, const char *s) {
     (void)o;
     (void)s;
@@ -112,13 +108,15 @@ static const option all[] = {
     {"--timestamps", "DDP_TIMESTAMPS", NULL, "1 or 0", "put the time before each line", take_timestamps},
     {"--report", "DDP_REPORT", "FILE", "a file name", "write the report of the run to FILE as JSON", take_report},
     {"--exec", NULL, NULL, NULL, "run a program in place of a Lua script", take_exec},
-    {"--master-addr", "DDP_MASTER_ADDR", "HOST", "127.0.0.1 or localhost (several hosts are not built yet)",
-     "this host only", take_master_addr},
+    {"--nnodes", "DDP_NNODES", "N", "a number from 1", "hosts of the job; on each a ddprun with the same options",
+     take_nnodes},
+    {"--node-rank", "DDP_NODE_RANK", "I", "a number from 0", "which of them this one is, from 0", take_node_rank},
+    {"--master-addr", "DDP_MASTER_ADDR", "HOST", "an address or a name of node 0", "where all hosts reach node 0",
+     take_master_addr},
     {"--master-port", "DDP_MASTER_PORT", "P", "a port, or 0 for any",
-     "the port of the store; default: one that is free", take_master_port},
-    {"--nnodes", "DDP_NNODES", "N", NOT_YET ", 1 is accepted", "several hosts: not built yet", take_one},
-    {"--node-rank", "DDP_NODE_RANK", "I", NOT_YET ", 0 is accepted", "several hosts: not built yet", take_zero},
-    {"--max-restarts", "DDP_MAX_RESTARTS", "K", NOT_YET ", 0 is accepted", "restarts: not built yet", take_zero},
+     "the port of the store there; default on one host: one that is free", take_master_port},
+    {"--max-restarts", "DDP_MAX_RESTARTS", "K", "a number from 0",
+     "start the whole job again when it fails after its first step, K times at most", take_max_restarts},
     {"-i", NULL, NULL, NOT_YET, "a prompt: not built yet", take_never},
     {"--env", NULL, NULL, NULL, "print shell lines that let a plain luajit find ddp", take_env},
     {"--version", NULL, NULL, NULL, "print the version", take_version},
@@ -203,10 +201,33 @@ static int read_one(options *o, char **args, int *i) {
     return unknown(arg, len);
 }
 
+/* Several hosts need a place to meet and a number each; one needs neither. */
+static int check_hosts(options *o) {
+    if (o->node_rank >= o->nnodes) {
+        say("--node-rank is %d, expected less than --nnodes %d", o->node_rank, o->nnodes);
+        return EXIT_USAGE;
+    }
+    if (o->nnodes == 1) {
+        if (strcmp(o->master_addr, "localhost") == 0) o->master_addr = "127.0.0.1";
+        if (o->node_rank < 0) o->node_rank = 0;
+        return 0;
+    }
+    const char *missing = o->node_rank < 0 ? "--node-rank, from 0"
+                          : strcmp(o->master_addr, "127.0.0.1") == 0 && !o->master_addr_given
+                              ? "--master-addr, where all hosts reach node 0"
+                          : o->master_port == 0 ? "--master-port, the same on all hosts"
+                                                : NULL;
+    if (!missing) return 0;
+    say("--nnodes %d needs %s", o->nnodes, missing);
+    return EXIT_USAGE;
+}
+
 /* What can only be said once all options are known. */
 static int check_whole(options *o) {
     if (o->n == 0) o->n = ddp__cores();
-    for (const char *s = o->show; s && *s; s += strcspn(s, ","), s += *s == ',') {
+    int st = check_hosts(o);
+    if (st) return st;
+    for (const char *s = o->show; s && *s && o->nnodes == 1; s += strcspn(s, ","), s += *s == ',') {
         char *end;
         long r = strtol(s, &end, 10);
         if (r < o->n) continue;
@@ -218,7 +239,7 @@ static int check_whole(options *o) {
 
 int options_read(options *o, int argc, char **argv) {
     int st, i;
-    *o = (options){.n = 1, .grace = 5, .engine = "auto"};
+    *o = (options){.n = 1, .grace = 5, .engine = "auto", .master_addr = "127.0.0.1", .nnodes = 1, .node_rank = -1};
     for (int k = 0; k < COUNT; k++) {
         const char *value = all[k].env ? getenv(all[k].env) : NULL;
         if (value && *value && (st = take(o, &all[k], all[k].env, value)) != 0) return st;

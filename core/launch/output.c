@@ -76,7 +76,7 @@ static size_t make_prefix(const job *j, int r, char *buf, size_t n) {
         k = strftime(buf, n, "%H:%M:%S", &tm);
         k += (size_t)snprintf(buf + k, n - k, ".%03ld ", t.tv_nsec / 1000000);
     }
-    if (j->n > 1) k += (size_t)snprintf(buf + k, n - k, "[r%d] ", r);
+    if (j->world > 1) k += (size_t)snprintf(buf + k, n - k, "[r%d] ", j->first_rank + r);
     return k;
 }
 
@@ -125,7 +125,7 @@ static void write_log(rank_proc *p, const char *b, size_t n) {
 static void take(job *j, int r, stream *s, const char *b, size_t n) {
     if (s->to == 2) keep_tail(&j->ranks[r], b, n);
     write_log(&j->ranks[r], b, n);
-    if (!options_shows(j->o, r)) return;
+    if (!options_shows(j->o, j->first_rank + r)) return;
     if (!j->prefixed) {
         output_write(j, s->to, b, n);
         return;

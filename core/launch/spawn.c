@@ -16,7 +16,7 @@ extern char **environ;
 /* ---- the environment ------------------------------------------------------------------------------------------------
  */
 
-enum { SET_MAX = 24, SET_LEN = 6000 };
+enum { SET_MAX = 32, SET_LEN = 6000 };
 
 typedef struct env_list {
     char *set[SET_MAX]; /* "NAME=value", owned */
@@ -63,14 +63,16 @@ static void env_free(env_list *e) {
 
 static bool env_of_rank(const job *j, int r, int status_fd, int report_fd, env_list *e) {
     *e = (env_list){0};
-    env_set(e, "RANK", "%d", r);
+    env_set(e, "RANK", "%d", j->first_rank + r);
     env_set(e, "LOCAL_RANK", "%d", r);
-    env_set(e, "WORLD_SIZE", "%d", j->n);
+    env_set(e, "WORLD_SIZE", "%d", j->world);
     env_set(e, "LOCAL_WORLD_SIZE", "%d", j->n);
-    env_set(e, "MASTER_ADDR", "127.0.0.1");
+    env_set(e, "GROUP_RANK", "%d", j->node);
+    env_set(e, "GROUP_WORLD_SIZE", "%d", j->nodes);
+    env_set(e, "MASTER_ADDR", "%s", j->addr);
     env_set(e, "MASTER_PORT", "%d", j->port);
     env_set(e, "DDP_STORE", "launcher");
-    env_set(e, "DDP_RESTART", "0");
+    env_set(e, "DDP_RESTART", "%d", j->restart);
     env_set(e, "DDP_JOB", "%s", j->token);
     env_set(e, "DDP_LAUNCHED", "%.6f", j->started);
     env_set(e, "DDP_ENGINE", "%s", j->o->engine);
@@ -110,7 +112,7 @@ static bool make_pipe(int *read_end, int *write_end) {
 static bool make_pipes(const job *j, rank_proc *p, ends *w) {
     *w = (ends){-1, -1, -1, -1};
     /* One rank writes straight to our stdout, unless its lines have to be seen here. */
-    bool direct = j->n == 1 && !j->prefixed && !j->o->log_dir && options_shows(j->o, 0);
+    bool direct = j->n == 1 && !j->prefixed && !j->o->log_dir && options_shows(j->o, j->first_rank);
     return (direct || make_pipe(&p->out.fd, &w->out)) && make_pipe(&p->err.fd, &w->err) &&
            make_pipe(&p->status_fd, &w->status) && make_pipe(&p->report_fd, &w->report);
 }
@@ -157,7 +159,7 @@ static int spawn_rank(job *j, int r, char **argv, char *cpus, size_t cpus_n) {
     env_free(&env);
     close_ends(&w);
     if (err) {
-        say("cannot start rank %d of %d: %s", r, j->n, strerror(err));
+        say("cannot start rank %d of %d: %s", j->first_rank + r, j->world, strerror(err));
         return 1;
     }
     guardian_tell(j, p->pid);
@@ -175,8 +177,8 @@ static int open_logs(job *j) {
         if (mkdir(path, 0777) < 0 && errno != EEXIST) goto fail;
     }
     for (int r = 0; r < j->n; r++) {
-        snprintf(path, sizeof path, "%s/rank-%d.out", dir, r);
-        j->ranks[r].log_fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+        snprintf(path, sizeof path, "%s/rank-%d.out", dir, j->first_rank + r);
+        j->ranks[r].log_fd = open(path, O_WRONLY | O_CREAT | (j->restart ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0666);
         if (j->ranks[r].log_fd < 0) goto fail;
     }
     return 0;

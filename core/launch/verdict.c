@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "launch.h"
+#include "agent.h"
 
 /* Seconds: in which the cause of a "peer:" failure may still arrive; in which a rank that reported an error may end by
  * itself; in which the other ranks of a program that never calls ddp_finish may leave too. */
@@ -105,7 +105,8 @@ void verdict_decide(job *j) {
     }
     int r = earliest(j, false);
     if (r < 0 && (r = earliest(j, true)) >= 0) {
-        if (others && now < j->ranks[r].fail_at + CAUSE_COMES) return;
+        double comes = j->agent ? agent_patience(j) + 1 : CAUSE_COMES;
+        if ((others || j->agent) && now < j->ranks[r].fail_at + comes) return;
         int left = who_left(j, r);
         if (left >= 0) {
             j->waiter = r;
@@ -177,6 +178,9 @@ static void add_lines(text *t, const char *margin, const char *s, size_t n) {
     }
 }
 
+/* The number of ranks[r] in the world. */
+static int in_world(const job *j, int r) { return j->first_rank + r; }
+
 static void add_tail(text *t, const job *j, int r) {
     const rank_proc *p = &j->ranks[r];
     size_t n = p->tail_n, from;
@@ -188,7 +192,7 @@ static void add_tail(text *t, const job *j, int r) {
     int lines = 0;
     for (from = n; from > 0; from--)
         if (p->tail[from - 1] == '\n' && ++lines == TAIL_LINES) break;
-    add(t, "  the last lines of rank %d's stderr:\n", r);
+    add(t, "  the last lines of rank %d's stderr:\n", in_world(j, r));
     add_lines(t, "    | ", p->tail + from, n - from);
 }
 
@@ -202,17 +206,17 @@ static void add_cause(text *t, const job *j) {
     const rank_proc *p = &j->ranks[j->first];
     if (p->left) {
         const char *how = p->exited ? "left (exit 0)" : "finished";
-        add(t, "ddprun: rank %d %s while rank %d waits for it%s\n", j->first, how, j->waiter,
+        add(t, "ddprun: rank %d %s while rank %d waits for it%s\n", in_world(j, j->first), how, in_world(j, j->waiter),
             j->in_rendezvous ? " in rendezvous" : "");
         return;
     }
     char what[320];
     if (j->stuck >= 0 && doing_who_is_behind(j, j->first, what, sizeof what) == j->stuck) {
-        add(t, "ddprun: rank %d is stuck: it has not reached %s, where rank %d waited %.1f s\n", j->stuck, what, j->first,
-            p->fail_at - j->flight[j->first].since);
+        add(t, "ddprun: rank %d is stuck: it has not reached %s, where rank %d waited %.1f s\n", in_world(j, j->stuck),
+            what, in_world(j, j->first), p->fail_at - j->flight[j->first].since);
         return;
     }
-    add(t, "ddprun: rank %d failed%s %.2f s after the start: ", j->first, j->n > 1 ? " first," : "",
+    add(t, "ddprun: rank %d failed%s %.2f s after the start: ", in_world(j, j->first), j->world > 1 ? " first," : "",
         p->fail_at - j->started);
     bool by_us = p->signal && p->error; /* it had reported, and did not end by itself */
     if (by_us || !p->exited) add(t, "an error, after which it did not end");
@@ -244,7 +248,7 @@ static void add_failure(text *t, const job *j) {
     int teller = p->left ? j->waiter : j->first;
     add_cause(t, j);
     if (teller >= 0 && j->ranks[teller].error) {
-        if (teller != j->first) add(t, "  rank %d says:\n", teller);
+        if (teller != j->first) add(t, "  rank %d says:\n", in_world(j, teller));
         add_lines(t, "    ", j->ranks[teller].error, strlen(j->ranks[teller].error));
     }
     add_tail(t, j, j->first);
@@ -252,12 +256,20 @@ static void add_failure(text *t, const job *j) {
     add_doing(t, j);
 }
 
+void verdict_text(text *t, const job *j) {
+    if (j->first >= 0) add_failure(t, j);
+}
+
 int verdict_print(job *j) {
     text t = {0};
     int st = 0;
-    if (j->first < 0 && !j->stop_signal) return 0;
+    if (j->first < 0 && !j->stop_signal && !j->remote[0]) return 0;
     if (!j->at_line_start[2]) add(&t, "\n");
-    if (j->first >= 0) {
+    if (j->remote[0]) {
+        st = j->remote_code ? j->remote_code : 1;
+        text_add(&t, j->remote, strlen(j->remote));
+        if (t.p && t.p[t.n - 1] != '\n') add(&t, "\n");
+    } else if (j->first >= 0) {
         const rank_proc *p = &j->ranks[j->first];
         bool own = p->exited && p->code != 0 && !p->left && !(p->error && p->signal);
         st = own ? p->code : 1;

@@ -67,13 +67,6 @@ job -n 2 --exec bash -c 'printf "joined\n" >&$DDP_STATUS_FD'
 check "L2 ranks that never finish may leave together" test "$rc" = 0
 job -n 2 --exec bash -c '[ $RANK = 1 ] || sleep 0.8'
 check "C1 a script that never joins is legal" test "$rc" = 0
-# A client of the store in the shell: a greeting as rank 0, then a GET of a key that nobody sets (store.c has the format).
-job -n 2 --exec bash -c '[ $RANK = 1 ] && { sleep 0.2; exit 0; }
-    exec 9<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT
-    printf "ddp1\0\0\0\0\1\0\0\0\1\0\0\0\0\0\0\0\0\0\0\0000" >&9
-    printf "ddp1\2\0\0\0\2\0\0\0\1\0\0\0\0\0\0\0\0\0\0\0k" >&9; cat <&9 >/dev/null'
-check "L2 a rank that exits 0 while another waits in rendezvous is named" fails 1 2000 'rank 1 left (exit 0) while rank 0 waits for it in rendezvous'
-
 # ---- L4 ----
 # signalled SIGNAL TIMES SCRIPT ARGS...: starts a job in the background, signals it when both ranks are up
 signalled() {
@@ -180,6 +173,18 @@ check "L8 the environment is torchrun's" test "$rc$(sort out | tr '\n' ' ')" = '
 job --exec bash -c 'grep -E "^Sig(Blk|Ign)" /proc/self/status'
 check "L8 a rank starts with no signal blocked" grep -qE '^SigBlk:\s0000000000000000' out
 
+signalled_ignored() { # the caller ignored SIGINT, as a shell does for its background jobs
+    : >out; bash -c 'trap "" INT; exec "$0" -n 2 --exec bash -c "echo ready; exec sleep 100"' "$RUN" >out 2>err </dev/null & local pid=$!
+    for _ in $(seq 50); do [ "$(grep -c ready out)" = 2 ] && break; sleep 0.1; done
+    kill -INT $pid; wait $pid; [ $? = 130 ]
+}
+check "L4 SIGINT works where the caller ignored it" signalled_ignored
+
+# ---- L10 ----
+# A step of a program that is not ours: nobody knows of it, so it is not started again.
+job -n 2 --max-restarts 2 --exec bash -c 'sleep 0.1; exit 3'
+check "L10 a job that failed before its first step is not started again" fails 3 2000 'it is not started again: it failed before its first step'
+
 # ---- usage ----
 refused() { local name=$1 text=$2; shift 2; job "$@"; check "$name" eval '[ $rc = 2 ] && [ ! -s out ] && [ "$(wc -l <err)" = 1 ] && grep -qF -- "$text" err'; }
 refused "L8 -n 0 is refused" '-n is "0", expected a number from 1' -n 0 x.lua
@@ -188,8 +193,11 @@ refused "L8 an unknown flag is refused with a suggestion" 'did you mean --timeou
 refused "L8 a missing script is named" 'no script nosuch.lua: tried nosuch.lua here and ' nosuch.lua
 refused "L8 no script at all is refused" 'no script given' -n 2
 refused "L8 --engine gloo is refused by name" '--engine gloo is not built yet' --engine gloo x.lua
-refused "L8 --nnodes 2 is refused by name" '--nnodes 2 is not built yet' --nnodes 2 x.lua
-refused "L10 --max-restarts 2 is refused by name" '--max-restarts 2 is not built yet' --max-restarts 2 x.lua
+refused "L9 several hosts need a number each" '--nnodes 2 needs --node-rank' --nnodes 2 x.lua
+refused "L9 several hosts need an address to meet at" '--nnodes 2 needs --master-addr' --nnodes 2 --node-rank 1 x.lua
+refused "L9 several hosts need a port to meet at" '--nnodes 2 needs --master-port' --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 x.lua
+refused "L9 a host beyond the number of hosts is refused" '--node-rank is 2, expected less than --nnodes 2' --nnodes 2 --node-rank 2 --master-addr 127.0.0.1 --master-port 1 x.lua
+refused "L10 --max-restarts -1 is refused" '--max-restarts is "-1", expected a number from 0' --max-restarts -1 x.lua
 refused "L8 a rank that is not there cannot be shown" '--show names rank 5, expected ranks from 0 to 1' -n 2 --show 5 x.lua
 DDP_TIMEOUT=soon refused "L8 a bad twin in the environment is named" 'DDP_TIMEOUT is "soon"' x.lua
 job -n 1 --nnodes 1 --node-rank 0 --max-restarts 0 --engine shm --exec true; check "L8 off values of later options are accepted" test "$rc" = 0

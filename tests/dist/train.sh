@@ -46,12 +46,13 @@ port=$(( 20000 + RANDOM % 20000 ))
 for r in 0 1; do (eval "$("$RUN" --env)"; RANK=$r WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port timeout 60 luajit $CASES/reducer.lua > "$tmp/hand$r" 2>&1; echo $? > "$tmp/status$r") & done; wait
 [ "$(cat "$tmp/status0" "$tmp/status1" | tr -d '\n')" = 00 ] && grep -q fine "$tmp/hand0" && ok "L8 a world started by hand with RANK and WORLD_SIZE" || no "L8 a world started by hand with RANK and WORLD_SIZE" "$(cat "$tmp"/hand*)"
 
-fails "L2 L3 a shape error in one rank ends all, named with the user's line" 1 3 "fault.lua:13: matmul: a is [2,3], b [4,4]" "$RUN" -n 2 $CASES/fault.lua shape
+fails "L2 L3 a shape error in one rank ends all, named with the user's line" 1 3 "fault.lua:14: matmul: a is [2,3], b [4,4]" "$RUN" -n 2 $CASES/fault.lua shape
 fails "L3 the verdict names the rank" 1 3 "rank 1 failed first" "$RUN" -n 2 $CASES/fault.lua error
 fails "L2 a segfault in one rank ends all" 139 3 "SIGSEGV" "$RUN" -n 2 $CASES/fault.lua segv
 fails "L2 a rank that exits 0 while others wait counts as failed" 1 3 "rank 1" "$RUN" -n 2 $CASES/fault.lua exit0
+fails "L2 so does one that exits 0 while another waits in rendezvous" 1 3 "rank 1 left (exit 0) while rank 0 waits for it in rendezvous" "$RUN" -n 2 $CASES/fault.lua exit-early
 fails "L2 so does one that finishes early" 1 3 "rank 1 left" "$RUN" -n 2 $CASES/fault.lua finish
-fails "C3 ranks that call different collectives are told both" 1 3 'rank 0 calls all_reduce #1 sum (f32 x 4096, "loss", tests/dist/cases/fault.lua:16), rank 1 calls broadcast #1 from 0 (f32 x 10' "$RUN" -n 2 $CASES/fault.lua mismatch
+fails "C3 ranks that call different collectives are told both" 1 3 'rank 0 calls all_reduce #1 sum (f32 x 4096, "loss", tests/dist/cases/fault.lua:17), rank 1 calls broadcast #1 from 0 (f32 x 10' "$RUN" -n 2 $CASES/fault.lua mismatch
 fails "C3 another dtype is told" 1 3 "f64 x 8" "$RUN" -n 2 $CASES/fault.lua dtype
 fails "C8 models that differ are told by the first difference" 1 3 "parameter 1 is 0.weight f32 [4,2] on rank 1, 0.weight f32 [3,2] on rank 0" "$RUN" -n 2 $CASES/fault.lua model
 begin=$(date +%s%N)

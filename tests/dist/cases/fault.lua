@@ -5,6 +5,7 @@ local kind = arg[1]
 local C = require("ddp.ffi").C
 if kind == "no-join" then return end
 if kind == "late" and ddp.rank() == 1 then os.execute "sleep 60" end
+if kind == "exit-early" and ddp.rank() == 1 then os.execute "sleep 0.2" os.exit(0) end
 ddp.init()
 local r = ddp.rank()
 if kind == "shape" then

@@ -1,0 +1,102 @@
+#!/bin/bash
+# hosts.sh -- jobs on several hosts, and jobs that start again. First hosts that are one machine, then two of network namespaces.
+cd "$(dirname "$0")/../.." || exit 2
+B=${DDP_BUILD:-$PWD/build}
+RUN=$B/ddprun; CASES=$PWD/tests/dist/cases; LAB=tests/dist/lab/hosts.sh
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT DDP_LIB LUA_PATH DDP_FAULT DDP_JOB
+tmp=$(mktemp -d); lab=$(mktemp -d)
+trap '$LAB down "$lab"; rm -rf "$tmp" "$lab"' EXIT
+bad=0
+ok() { echo "ok $1"; }
+no() { echo "not ok $1: $(echo "$2" | tr '\n' '~' | cut -c1-900)"; bad=1; }
+check() { local name=$1; shift; if "$@"; then ok "$name"; else no "$name" "failed: $*; ms $ms; node 0 ($(cat "$tmp/status0")): $(tail -c 700 "$tmp/out0"); node 1 ($(cat "$tmp/status1")): $(tail -c 700 "$tmp/out1")"; fi; }
+on() { local i=$1; shift; "$@"; } # how something is run on host i
+port=$((20000 + RANDOM % 20000))
+# start I ARGS...: ddprun of host I in the background
+start() {
+  local i=$1; shift
+  : > "$tmp/status$i"
+  { on "$i" timeout 60 "$RUN" --nnodes 2 --node-rank "$i" --master-addr "$addr" --master-port $port --grace 0.5 "$@" > "$tmp/out$i" 2>&1 < /dev/null; echo $? > "$tmp/status$i"; } & pids[i]=$!
+}
+# both ARGS0 -- ARGS1: a job on two hosts; its statuses and outputs lie in $tmp
+both() {
+  local a=() t=${EPOCHREALTIME/./}; port=$((port + 1))
+  while [ "$1" != -- ]; do a+=("$1"); shift; done; shift
+  start 0 "${a[@]}"; start 1 "$@"; wait; ms=$(((${EPOCHREALTIME/./} - t) / 1000))
+}
+status() { [ "$(cat "$tmp/status0")" = "$1" ] && [ "$(cat "$tmp/status1")" = "$2" ]; }
+said() { grep -qE -- "$2" "$tmp/out$1"; }
+quick() { [ "$ms" -lt "$1" ]; }
+
+addr=127.0.0.1
+SHOW='echo $RANK/$WORLD_SIZE/$LOCAL_RANK/$LOCAL_WORLD_SIZE/$GROUP_RANK/$GROUP_WORLD_SIZE/$MASTER_ADDR; [ $MASTER_PORT = '
+both -n 1 --exec bash -c "$SHOW$((port + 1)) ]" -- -n 2 --exec bash -c "$SHOW$((port + 1)) ]"
+check "L8 hosts with one and two ranks make a world of three" eval 'status 0 0 && [ "$(sort "$tmp/out0" "$tmp/out1" | grep -c "^\[r")" = 3 ] && said 0 "^.r0. 0/3/0/1/0/2/127.0.0.1" && said 1 "^.r1. 1/3/0/2/1/2/" && said 1 "^.r2. 2/3/1/2/1/2/"'
+check "L7 each host says once who it is" said 1 "^ddprun: node 1 of 2: ranks 1 to 2 of 3, "
+both --exec bash -c 'sleep 1' -- --exec bash -c 'exit 0'
+check "a host that is done waits for the others, and all end well" eval 'status 0 0 && [ $ms -gt 900 ]'
+both --exec sleep 987 -- --exec bash -c 'sleep 0.3; echo last words >&2; exit 7'
+check "L2 a failure on one host ends all, with its status" eval 'status 7 7 && quick 4000'
+check "L3 the other host says who failed and how" eval 'said 0 "node 1 failed first" && said 0 "rank 1 failed first, .*exit code 7"'
+both --exec bash -c 'sleep 0.3; kill -SEGV $$' -- --exec bash -c 'sleep 987'
+check "L2 a failure on node 0 reaches the others" eval 'status 139 139 && quick 4000 && said 1 "rank 0 failed first, .*SIGSEGV"'
+port=$((port + 1)); start 0 --exec sleep 987; start 1 --exec sleep 987; sleep 1; pkill -INT -f -- "--node-rank 1 --master-addr 127.0.0.1 --master-port $port"; wait
+check "L4 Ctrl-C on one host stops all" eval 'status 130 130 && said 0 "stopped by SIGINT"'
+both --timeout 2 --exec true -- --help
+check "L9 a host that does not come is named" eval '[ "$(cat "$tmp/status0")" = 1 ] && said 0 "missing: node 1 of 2, after 2.0 s" && quick 4000'
+port=$((port + 1)); start 0 --timeout 3 --exec sleep 1; sleep 0.3; start 1 --timeout 3 --exec sleep 1; sleep 0.2
+timeout 20 "$RUN" --nnodes 2 --node-rank 1 --master-addr $addr --master-port $port --timeout 3 --exec sleep 1 > "$tmp/twice" 2>&1; twice=$?; wait
+check "L9 a host that joins twice is refused, and the job goes on" eval '[ $twice = 1 ] && grep -q "node 1 is here already" "$tmp/twice" && status 0 0'
+port=$((port + 1)); start 0 --timeout 3 --exec true; timeout 20 "$RUN" --nnodes 3 --node-rank 1 --master-addr $addr --master-port $port --timeout 2 --exec true > "$tmp/out1" 2>&1; echo $? > "$tmp/status1"; wait
+check "L9 hosts that disagree about their number do not meet, and say why" eval 'status 1 1 && { said 1 "serves another job" || said 1 "was started with --nnodes"; }'
+both --timeout 2 --exec true -- --timeout 2 --exec true
+timeout 20 "$RUN" --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port $((port + 500)) --timeout 1 --exec true > "$tmp/out1" 2>&1; rc=$?
+check "L9 a master that nobody serves is named after the timeout" eval '[ $rc = 1 ] && said 1 "cannot connect to 127.0.0.1 port $((port + 500))"'
+if command -v perl > /dev/null; then
+  port=$((port + 1)); perl -MIO::Socket::INET -e 'my $s = IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1:$ARGV[0]"); sleep 30' $port & held=$!
+  sleep 0.3; start 0 --timeout 2 --exec true; start 1 --timeout 2 --exec true; wait $!; kill $held 2> /dev/null; wait
+  check "a port in use is named on both sides" eval 'status 1 1 && said 0 "cannot listen on port $port of 127.0.0.1: Address already in use" && said 1 "."'
+else echo "skip a port in use is named on both sides: perl is missing"; fi
+DDP_JOB=one; export DDP_JOB; port=$((port + 1)); start 0 --timeout 2 --exec true; DDP_JOB=two start 1 --timeout 2 --exec true; wait; unset DDP_JOB
+check "another job's token is refused" eval 'status 1 1 && said 1 "it serves another job"'
+
+# ---- L10: again ----
+again() { timeout 60 "$RUN" -n 2 --grace 0.5 "$@" > "$tmp/out0" 2>&1 < /dev/null; rc=$?; }
+DDP_FAULT="rank=1 step=5 do=kill" again --max-restarts 2 --exec true
+export DDP_FAULT="rank=1 step=5 do=kill"
+again --max-restarts 2 "$CASES/steps.lua"
+check "L10 a job that failed after its first step is started again whole" eval '[ $rc = 0 ] && said 0 "^ddprun: restart 1 of 2" && ! said 0 "restart 2" && said 0 fine'
+again "$CASES/steps.lua"
+check "L10 without --max-restarts it is not" eval '[ $rc = 137 ] && ! said 0 restart'
+export DDP_FAULT="rank=1 at=init do=exit:3"
+again --max-restarts 2 "$CASES/steps.lua"
+check "L10 one that failed before its first step is not" eval '[ $rc = 3 ] && said 0 "failed before its first step"'
+unset DDP_FAULT
+again --max-restarts 2 --log-dir "$tmp/logs" --exec bash -c 'exit 0'
+both --max-restarts 2 "$CASES/no-such.lua" -- --max-restarts 2 "$CASES/no-such.lua"
+
+# ---- two hosts of namespaces ----
+why=$($LAB up "$lab" 2>&1); st=$?
+if [ $st = 77 ]; then
+  for name in "a cut cable" "a host that is gone" "a slow line"; do echo "skip $name ends the job on both sides: $why"; done
+  exit $bad
+fi
+[ $st = 0 ] || { no "the lab comes up" "$why"; exit 1; }
+addr=10.77.0.1
+on() { local i=$1; shift; $LAB exec "$lab" "$i" "$@"; }
+both --exec hostname -- --exec hostname
+check "two hosts meet over a network" eval 'status 0 0 && said 0 "r0. host0" && said 1 "r1. host1"'
+$LAB wire "$lab" delay=40 loss=5
+both -n 2 --exec true -- -n 2 --exec true
+check "they meet over a bad line" eval 'status 0 0 && quick 15000'
+$LAB wire "$lab" delay=0 loss=0
+export DDP_HEARTBEAT=2
+port=$((port + 1)); start 0 --exec sleep 987; start 1 --exec sleep 987; sleep 1.5; $LAB wire "$lab" cut=1; t=${EPOCHREALTIME/./}; wait; ms=$(((${EPOCHREALTIME/./} - t) / 1000)); $LAB wire "$lab" cut=0
+check "a cut cable ends the job on both sides within the limit of heartbeats" eval 'status 1 1 && quick 4500'
+check "each side names the host that it lost" eval 'said 0 "node 1 .host1. is lost: not heard of for 2" && said 1 "node 0 .host0., where the job.s store is, is lost"'
+port=$((port + 1)); start 0 --exec sleep 987; start 1 --exec sleep 987; sleep 1.5; t=${EPOCHREALTIME/./}; on 1 pkill -KILL ddprun; wait; ms=$(((${EPOCHREALTIME/./} - t) / 1000))
+check "a host whose ddprun is killed is lost" eval '[ "$(cat "$tmp/status0")" = 1 ] && said 0 "node 1 .host1. is lost" && quick 4500'
+check "L5 its ranks are gone too" eval '! on 1 pgrep -f "sleep 987" > /dev/null'
+port=$((port + 1)); start 0 --exec sleep 987; start 1 --exec sleep 987; sleep 1.5; t=${EPOCHREALTIME/./}; on 0 pkill -STOP ddprun; wait ${pids[1]}; ms=$(((${EPOCHREALTIME/./} - t) / 1000)); on 0 pkill -CONT ddprun; wait
+check "a host that stands still is lost" eval 'said 1 "node 0 .host0.,.* is lost" && [ "$(cat "$tmp/status1")" = 1 ] && quick 4500'
+exit $bad
