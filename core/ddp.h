@@ -98,7 +98,10 @@ typedef struct ddp_init_opts {
     double timeout;     /* seconds, for every wait; 0: DDP_TIMEOUT or 600 */
     const char *engine; /* NULL: DDP_ENGINE or "auto" */
 } ddp_init_opts;
-/* Joins the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); without one, a world of one.
+/* Joins the job that the environment describes, by the first of these that is whole: DDP_RANK and DDP_WORLD_SIZE; RANK and
+ * WORLD_SIZE (ddprun, torchrun); OMPI_COMM_WORLD_* (mpirun); a Slurm step (srun); PMI_* (MPICH); JOB_COMPLETION_INDEX
+ * (Kubernetes; the number of pods in WORLD_SIZE or JOB_COMPLETIONS). Rank 0 is met at MASTER_ADDR and MASTER_PORT, which
+ * srun and, on one host, mpirun make needless. Without any of it, a world of one.
  * A second call changes nothing. Collective: returns when all ranks have joined, or DDP_ETIMEOUT naming the missing.
  *   opts   [OPTIONAL]
  * Compute thread. */
@@ -112,6 +115,9 @@ DDP_API int ddp_rank(void);
 DDP_API int ddp_world_size(void);
 DDP_API int ddp_local_rank(void);
 DDP_API int ddp_local_world_size(void);
+/* This host among the job's, and how many there are; -1 and 0 where the launcher does not say it. Any thread. */
+DDP_API int ddp_node_rank(void);
+DDP_API int ddp_num_nodes(void);
 /* The device that this rank computes on. Any thread. */
 DDP_API int ddp_local_device(void);
 /* Threads of compute: OMP_NUM_THREADS, or usable cores over local ranks. Any thread. */

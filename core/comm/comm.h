@@ -4,10 +4,12 @@
 
 #include "../grad/tape.h"
 #include "engine.h"
+#include "environment.h"
 
 typedef struct ddp_job {
     bool initialized;
     int rank, size, local_rank, local_size;
+    ddp_environment env;
     double timeout;           /* seconds */
     const ddp_engine *engine; /* NULL in a world of one */
     ddp_comm *comm;

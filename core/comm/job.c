@@ -1,5 +1,6 @@
 /* job.c -- who we are in the job, joining it and leaving it. */
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,40 +12,39 @@
 
 ddp_job ddp__job = {.size = 1, .local_size = 1};
 
-enum { DEFAULT_TIMEOUT = 600, MAX_RANKS = 1 << 20 };
+enum { DEFAULT_TIMEOUT = 600 };
 
 /* ---- the environment ------------------------------------------------------------------------------------------------
  */
-
-/* A whole number in [lo, hi] from the environment; `missing` when unset. A status. */
-static int env_int(const char *name, int missing, int lo, int hi, int *out) {
-    const char *s = getenv(name);
-    *out = missing;
-    if (!s || !*s) return 0;
-    char *end;
-    errno = 0;
-    long v = strtol(s, &end, 10);
-    if (errno || *end || v < lo || v > hi)
-        return ddp__fail(DDP_EINVAL, "init: %s is \"%s\", expected a whole number from %d to %d", name, s, lo, hi);
-    *out = (int)v;
-    return 0;
-}
 
 static int from_env(const char *name, int missing) {
     const char *s = getenv(name);
     return s && *s ? atoi(s) : missing;
 }
 
-int ddp_rank(void) { return ddp__job.initialized ? ddp__job.rank : from_env("RANK", 0); }
-int ddp_world_size(void) {
-    int n = ddp__job.initialized ? ddp__job.size : from_env("WORLD_SIZE", 1);
-    return n < 1 ? 1 : n;
+static ddp_environment before_init; /* a world of one where it is contradictory: ddp_init says what is wrong */
+static void read_once(void) {
+    ddp_saved_error e;
+    ddp__error_save(&e);
+    ddp__environment(&before_init);
+    ddp_error_take(NULL);
+    ddp__error_restore(&e);
 }
-int ddp_local_rank(void) { return ddp__job.initialized ? ddp__job.local_rank : from_env("LOCAL_RANK", ddp_rank()); }
-int ddp_local_world_size(void) {
-    int n = ddp__job.initialized ? ddp__job.local_size : from_env("LOCAL_WORLD_SIZE", ddp_world_size());
-    return n < 1 ? 1 : n;
+
+/* Who we are, before ddp_init as after it. */
+static const ddp_environment *who(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (ddp__job.initialized) return &ddp__job.env;
+    pthread_once(&once, read_once);
+    return &before_init;
 }
+
+int ddp_rank(void) { return who()->rank; }
+int ddp_world_size(void) { return who()->size; }
+int ddp_local_rank(void) { return who()->local_rank; }
+int ddp_local_world_size(void) { return who()->local_size; }
+int ddp_node_rank(void) { return who()->node; }
+int ddp_num_nodes(void) { return who()->nodes; }
 int ddp_local_device(void) { return DDP_CPU; }
 int ddp_is_initialized(void) { return ddp__job.initialized; }
 
@@ -92,21 +92,16 @@ int ddp_report_send(const char *json) {
 /* ---- joining ---- */
 
 static int read_env(ddp_job *j, const ddp_init_opts *opts) {
-    int st;
-    if ((st = env_int("WORLD_SIZE", 1, 1, MAX_RANKS, &j->size)) < 0 ||
-        (st = env_int("RANK", 0, 0, MAX_RANKS, &j->rank)) < 0)
-        return st;
-    if (j->size > 1 && !getenv("RANK"))
-        return ddp__fail(DDP_EINVAL, "init: WORLD_SIZE is %d but RANK is not set", j->size);
-    if (j->rank >= j->size)
-        return ddp__fail(DDP_EINVAL, "init: RANK is %d in a world of %d; ranks count from 0", j->rank, j->size);
-    if ((st = env_int("LOCAL_RANK", j->rank, 0, MAX_RANKS, &j->local_rank)) < 0) return st;
-    if ((st = env_int("LOCAL_WORLD_SIZE", j->size, 1, MAX_RANKS, &j->local_size)) < 0) return st;
     const char *t = getenv("DDP_TIMEOUT");
+    int st = ddp__environment(&j->env);
+    j->rank = j->env.rank;
+    j->size = j->env.size;
+    j->local_rank = j->env.local_rank;
+    j->local_size = j->env.local_size;
     j->timeout = opts && opts->size >= sizeof *opts && opts->timeout > 0 ? opts->timeout
                  : t && atof(t) > 0                                      ? atof(t)
                                                                          : DEFAULT_TIMEOUT;
-    return 0;
+    return st;
 }
 
 static int pick_engine(const ddp_init_opts *opts, const ddp_engine **out) {
@@ -121,11 +116,9 @@ static int pick_engine(const ddp_init_opts *opts, const ddp_engine **out) {
 
 /* Opens the store: the launcher's, or in a world started by hand the one that rank 0 serves. */
 static int open_store(ddp_job *j, double deadline) {
-    const char *host = getenv("MASTER_ADDR"), *port_text = getenv("MASTER_PORT"), *by = getenv("DDP_STORE");
-    int port;
-    if (!host || !*host) host = "127.0.0.1";
-    if (!port_text) return ddp__fail(DDP_EINVAL, "init: WORLD_SIZE is %d but MASTER_PORT is not set", j->size);
-    int st = env_int("MASTER_PORT", 0, 1, 65535, &port);
+    const char *by = getenv("DDP_STORE");
+    char host[256];
+    int port, st = ddp__environment_master(&j->env, host, sizeof host, &port);
     if (st < 0) return st;
     bool launcher = by && strcmp(by, "launcher") == 0;
     if (!launcher && j->rank == 0) {

@@ -25,6 +25,8 @@ function M.rank() return C.ddp_rank() end
 function M.world_size() return C.ddp_world_size() end
 function M.local_rank() return C.ddp_local_rank() end
 function M.local_world_size() return C.ddp_local_world_size() end
+function M.node_rank() return C.ddp_node_rank() end
+function M.num_nodes() return C.ddp_num_nodes() end
 function M.finish() C.ddp_finish() end
 
 -- ---- collectives on tensors ----------------------------------------------------------------------------------------
@@ -130,8 +132,8 @@ end
 
 -- Runs fn on rank 0 while the others wait, however long; its plain values come back on all ranks, and so does an error.
 function M.rank0(fn, ...)
-  if C.ddp_world_size() == 1 then return fn(...) end
   check(C.ddp_init(nil))
+  if C.ddp_world_size() == 1 then return fn(...) end
   mark_line()
   local text = ""
   if C.ddp_rank() == 0 then
@@ -151,6 +153,7 @@ function M.rank0(fn, ...)
 end
 
 function M.rank0_first(fn, ...)
+  check(C.ddp_init(nil))
   if C.ddp_world_size() == 1 then return fn(...) end
   local args, n = { ... }, select("#", ...)
   M.rank0(function() fn(unpack(args, 1, n)) end)
