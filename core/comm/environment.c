@@ -239,7 +239,7 @@ static bool job_name(const ddp_environment *e, char *id, size_t n) {
 }
 
 /* FNV-1a (Fowler, Noll, Vo), 32 bits, onto ports below those that systems give out by themselves (from 32768). */
-static int port_of(const char *id) {
+int ddp__job_port(const char *id) {
     uint32_t h = 2166136261u;
     for (; *id; id++) h = (h ^ (unsigned char)*id) * 16777619u;
     return 10000 + (int)(h % 20000);
@@ -268,6 +268,6 @@ int ddp__environment_master(const ddp_environment *e, char *host, size_t n, int 
         return ddp__fail(DDP_EINVAL,
                          "init: %s is %d but MASTER_PORT is not set; set it to a free port, the same on all ranks",
                          e->size_var, e->size);
-    *port = port_of(id);
+    *port = ddp__job_port(id);
     return 0;
 }

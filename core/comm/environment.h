@@ -22,4 +22,7 @@ DDP_LOCAL void ddp__first_host(const char *list, char *out, size_t n);
 /* The number for this host in Slurm's list of tasks a host, "2(x3),1"; 0: none. */
 DDP_LOCAL int ddp__tasks_on_node(const char *list, int node);
 
+/* A port that follows from a job's name. */
+DDP_LOCAL int ddp__job_port(const char *id);
+
 #endif

@@ -203,6 +203,7 @@ int ddp_host_main(const char *script, int argc, char **argv) {
     static ddp_host *h; /* after an error the state is left as it is: its finalizers have nothing to say any more */
     h = ddp_host_new(NULL);
     const char *text = "";
+    if (h && getenv("DDP_STATUS_FD")) ddp__host_show_stack(h->L); /* ddprun asks for it */
     if (h && ddp_host_run_file(h, script, argc, argv) == 0) {
         ddp_stats_mark("end");
         ddp_finish();

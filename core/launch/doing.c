@@ -75,3 +75,33 @@ int doing_who_is_behind(const job *j, int r, char *what, size_t n) {
     if (behind >= 0) ddp__call_text(&c.sig, seq, what, n);
     return behind;
 }
+
+void doing_ask(const job *j, int r) {
+    const rank_proc *p = &j->ranks[r]; /* another program than a script may not expect the signal */
+    if (!j->o->exec && p->pid > 0 && !p->exited && p->joined && !p->finished) kill(p->pid, SIGUSR1);
+}
+
+/* Seconds after which a wait is worth a line: a tenth of the timeout. */
+static double long_wait(const job *j) { return (j->o->timeout > 0 ? j->o->timeout : 600) / 10; }
+
+void doing_watch(job *j) {
+    double now = ddp__now();
+    if (j->n == 1 || j->stopping || now < j->watch_at) return;
+    j->watch_at = now + (long_wait(j) < 10 ? long_wait(j) / 10 : 1);
+    for (int r = 0; r < j->n; r++) {
+        const ddp_flight *f = &j->flight[r];
+        uint32_t seq = atomic_load(&f->waits);
+        char text[600];
+        ddp_flight_call c;
+        if (!j->ranks[r].joined || j->ranks[r].exited || seq == 0 || seq == j->warned || now - f->since < long_wait(j)) continue;
+        if (!ddp__flight_call_of(f, seq, &c)) continue;
+        j->warned = seq;
+        say("rank %d %s", j->first_rank + r, ddp__flight_text(f, now, text, sizeof text));
+        for (int q = 0; q < j->n; q++) {
+            if ((int32_t)(atomic_load(&j->flight[q].posted) - seq) >= 0) continue;
+            say("  rank %d has not come: %s", j->first_rank + q, doing_text(j, q, now, text, sizeof text));
+            doing_ask(j, q);
+        }
+        return;
+    }
+}

@@ -50,8 +50,7 @@ static void tell_doing(job *j) {
     if (j->flight) doing_add_all(&t, j, "ddprun: ");
     output_write(j, 2, t.p, t.n);
     free(t.p);
-    for (int r = 0; r < j->n && !j->o->exec; r++) /* a Lua rank shows where it is; another program may not expect it */
-        if (j->ranks[r].pid > 0 && !j->ranks[r].exited && j->ranks[r].joined) kill(j->ranks[r].pid, SIGUSR1);
+    for (int r = 0; r < j->n; r++) doing_ask(j, r);
 }
 
 static void user_signal(job *j, int sig) {
@@ -160,6 +159,7 @@ static int patience(const job *j) {
     if (j->killed && now + 0.1 < until) until = now + 0.1;
     if (j->drain_until > now && j->drain_until < until) until = j->drain_until;
     if (j->agent && now + 0.2 < until) until = now + 0.2;
+    if (j->n > 1 && !j->stopping && j->watch_at > now && j->watch_at < until) until = j->watch_at;
     return until <= now ? 0 : (int)((until - now) * 1000) + 1;
 }
 
@@ -236,6 +236,7 @@ static void loop(job *j, struct pollfd *polls) {
             for (int r = 0; r < j->n; r++) see_exit(j, r);
         }
         verdict_decide(j);
+        doing_watch(j);
         bool others_done = hear_others(j);
         if (all_exited(j)) {
             if (j->drain_until <= 0) j->drain_until = ddp__now() + DRAIN;

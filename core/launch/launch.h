@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "../base/base.h"
+#include "../comm/environment.h"
 #include "../comm/flight.h"
 #include "../comm/store.h"
 
@@ -27,7 +28,7 @@ typedef struct options {
     const char *show;    /* as given; NULL: all */
     int master_port;     /* 0: the system chooses */
     const char *master_addr;
-    bool master_addr_given;
+    bool master_addr_given, nnodes_given;
     int nnodes, node_rank; /* node_rank -1: not given */
     int max_restarts;
     bool timestamps, exec, bind_core, print_env, version, help;
@@ -115,6 +116,9 @@ typedef struct job {
     int first;      /* the rank that failed first, -1: none */
     int waiter;     /* the rank that waited for one that left or is stuck, -1: none */
     int stuck;      /* the rank that did not come where the first one waited, -1: none */
+    double asked_at; /* when the stuck one was asked for its stack; 0: not yet */
+    double watch_at; /* when to look for long waits again */
+    uint32_t warned; /* the collective that a long wait was told of */
     text doing;     /* what all were doing when the first failure was known */
     bool in_rendezvous;
     int stop_signal; /* that a user sent us */
@@ -164,6 +168,10 @@ DDP_LOCAL void doing_close(job *j);
 /* A line a rank, in words. */
 DDP_LOCAL void doing_add_all(text *t, const job *j, const char *margin);
 DDP_LOCAL const char *doing_text(const job *j, int r, double now, char *text, size_t n);
+/* Tells once of a collective that ranks wait in for long, and asks who is not there for its stack. */
+DDP_LOCAL void doing_watch(job *j);
+/* Asks a Lua rank to write its stacks to stderr. */
+DDP_LOCAL void doing_ask(const job *j, int r);
 /* The one rank that has not reached the collective in which r's wait timed out (in words in `what`); -1: none, or several. */
 DDP_LOCAL int doing_who_is_behind(const job *j, int r, char *what, size_t n);
 

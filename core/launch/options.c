@@ -86,7 +86,10 @@ static int take_master_addr(options *o, const char *s) {
     o->master_addr_given = true;
     return !*s || strlen(s) > 200;
 }
-static int take_nnodes(options *o, const char *s) { return whole(s, 1, 4096, &o->nnodes); }
+static int take_nnodes(options *o, const char *s) {
+    o->nnodes_given = true;
+    return whole(s, 1, 4096, &o->nnodes);
+}
 static int take_node_rank(options *o, const char *s) { return whole(s, 0, 4095, &o->node_rank); }
 static int take_max_restarts(options *o, const char *s) { return whole(s, 0, 1000000, &o->max_restarts); }
 static int take_never(options *o, const char *s) {
@@ -201,6 +204,26 @@ static int read_one(options *o, char **args, int *i) {
     return unknown(arg, len);
 }
 
+/* One ddprun a host under srun: how many hosts, which one this is and where they meet follow from the step's variables. */
+static int hosts_of_slurm(options *o) {
+    static char addr[256];
+    const char *step = getenv("SLURM_STEP_ID"), *nodes = getenv("SLURM_STEP_NUM_NODES"), *node = getenv("SLURM_NODEID");
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS"), *list = getenv("SLURM_STEP_NODELIST"), *job = getenv("SLURM_JOB_ID");
+    char id[100];
+    if (o->nnodes_given || !step || !nodes || !node || !list || atoi(nodes) < 2) return 0;
+    if (tasks && atoi(tasks) != atoi(nodes)) {
+        say("srun started %s ddprun on %s hosts; one on each is needed: srun -N%s --ntasks-per-node=1 ddprun ...", tasks, nodes, nodes);
+        return EXIT_USAGE;
+    }
+    o->nnodes = atoi(nodes);
+    o->node_rank = atoi(node);
+    snprintf(id, sizeof id, "%.40s.%.40s", job ? job : "", step);
+    ddp__first_host(list, addr, sizeof addr);
+    if (!o->master_addr_given) take_master_addr(o, addr);
+    if (o->master_port == 0) o->master_port = ddp__job_port(id);
+    return 0;
+}
+
 /* Several hosts need a place to meet and a number each; one needs neither. */
 static int check_hosts(options *o) {
     if (o->node_rank >= o->nnodes) {
@@ -225,7 +248,8 @@ static int check_hosts(options *o) {
 /* What can only be said once all options are known. */
 static int check_whole(options *o) {
     if (o->n == 0) o->n = ddp__cores();
-    int st = check_hosts(o);
+    int st = hosts_of_slurm(o);
+    if (st == 0) st = check_hosts(o);
     if (st) return st;
     for (const char *s = o->show; s && *s && o->nnodes == 1; s += strcspn(s, ","), s += *s == ',') {
         char *end;

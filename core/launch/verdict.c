@@ -7,8 +7,8 @@
 #include "agent.h"
 
 /* Seconds: in which the cause of a "peer:" failure may still arrive; in which a rank that reported an error may end by
- * itself; in which the other ranks of a program that never calls ddp_finish may leave too. */
-static const double CAUSE_COMES = 0.1, ENDS_ITSELF = 1, LEAVE_TOGETHER = 0.3;
+ * itself; in which the other ranks of a program that never calls ddp_finish may leave too; in which a rank tells its stack. */
+static const double CAUSE_COMES = 0.1, ENDS_ITSELF = 1, LEAVE_TOGETHER = 0.3, TELLS = 0.2;
 enum { TAIL_LINES = 10 };
 
 /* ---- what ranks say ---- */
@@ -115,10 +115,16 @@ void verdict_decide(job *j) {
         }
     }
     if (r < 0 || (!j->ranks[r].exited && !j->ranks[r].left && now < j->ranks[r].fail_at + ENDS_ITSELF)) return;
-    j->first = r;
-    if (j->n > 1) doing_add_all(&j->doing, j, "    ");
     char what[320];
-    j->stuck = doing_who_is_behind(j, r, what, sizeof what);
+    int stuck = doing_who_is_behind(j, r, what, sizeof what);
+    if (stuck >= 0 && j->asked_at <= 0) { /* its last words: where it is */
+        j->asked_at = now;
+        doing_ask(j, stuck);
+    }
+    if (stuck >= 0 && now < j->asked_at + TELLS) return;
+    j->first = r;
+    j->stuck = stuck;
+    if (j->n > 1) doing_add_all(&j->doing, j, "    ");
     job_stop(j, SIGTERM);
 }
 
@@ -251,7 +257,7 @@ static void add_failure(text *t, const job *j) {
         if (teller != j->first) add(t, "  rank %d says:\n", in_world(j, teller));
         add_lines(t, "    ", j->ranks[teller].error, strlen(j->ranks[teller].error));
     }
-    add_tail(t, j, j->first);
+    add_tail(t, j, j->stuck >= 0 ? j->stuck : j->first);
     if (p->signal == SIGKILL) add_oom(t, j);
     add_doing(t, j);
 }

@@ -47,6 +47,29 @@ for f in "do=nothing|do is \"nothing\", expected kill" "rank=1|it is \"rank=1\",
   fault "a malformed fault is named: ${f%%|*}" "${f%%|*}" 1 2500 "DDP_FAULT: ${f#*|}"
 done
 
+# A rank that is stuck tells where it is: in C, in Lua that runs, in Lua that is compiled.
+cat > "$tmp/stuck.lua" <<'L'
+local ddp = require "ddp"
+ddp.init()
+local function sleeping() os.execute "sleep 30" end
+local function spinning() local x = 0 while true do x = x + #tostring(x) end end
+local function compiled() local x = 0 while true do x = x + 1 end end
+if ddp.rank() == 1 then
+  if arg[1] == "spinning" then jit.off() end
+  local fn = ({ sleeping = sleeping, spinning = spinning, compiled = compiled })[arg[1]]
+  fn()
+end
+ddp.all_reduce(ddp.ones(4))
+L
+stuck() {
+  timeout 60 "$RUN" -n 2 --timeout 2 --grace 0.5 "$tmp/stuck.lua" "$1" > "$tmp/out" 2>&1 < /dev/null
+  says "C2 a rank stuck $1 is named" "^ddprun: rank 1 is stuck: it has not reached all_reduce #1 "
+  says "C2 a long wait is told before the timeout" "^ddprun:   rank 1 has not come: computing"
+}
+stuck sleeping; says "C2 its Lua stack is shown where C was called" "stuck.lua:3: in (sleeping|fn)"; says "C2 its C stack is shown" "\[r1\] .*wait4"
+stuck spinning; says "C2 its Lua stack is shown in the midst of Lua" "stuck.lua:4: in (spinning|fn)"
+stuck compiled; says "C2 compiled code is told to be such" "when code that LuaJIT has compiled is left"
+
 # SIGUSR1: what each rank is doing now.
 DDP_FAULT="rank=1 step=5 do=stop" "$RUN" -n 2 --timeout 30 --grace 0.5 $CASES/steps.lua > "$tmp/out" 2>&1 < /dev/null & pid=$!
 sleep 1; kill -USR1 $pid; sleep 0.3; kill -TERM $pid; wait $pid

@@ -60,6 +60,17 @@ else echo "skip a port in use is named on both sides: perl is missing"; fi
 DDP_JOB=one; export DDP_JOB; port=$((port + 1)); start 0 --timeout 2 --exec true; DDP_JOB=two start 1 --timeout 2 --exec true; wait; unset DDP_JOB
 check "another job's token is refused" eval 'status 1 1 && said 1 "it serves another job"'
 
+# ---- under srun, one ddprun a host: what its variables say ----
+slurm() { # slurm NODE TASKS: ddprun as srun would start it
+  env SLURM_JOB_ID=$port SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS="$2" SLURM_NODEID="$1" SLURM_PROCID="$1" SLURM_NTASKS=2 SLURM_LOCALID=0 \
+    SLURM_STEP_NODELIST=localhost timeout 60 "$RUN" -n 2 --timeout 5 --exec bash -c 'echo $RANK/$WORLD_SIZE/$GROUP_RANK' > "$tmp/out$1" 2>&1
+  echo $? > "$tmp/status$1"
+}
+slurm 0 2 & slurm 1 2; wait
+check "srun -N2 ddprun -n 2 takes hosts, number and meeting place from Slurm" eval 'status 0 0 && said 0 "r1. 1/4/0" && said 1 "r2. 2/4/1"'
+slurm 1 4
+check "several ddprun a host under srun are refused with the remedy" eval '[ "$(cat "$tmp/status1")" = 2 ] && said 1 "srun -N2 --ntasks-per-node=1 ddprun"'
+
 # ---- L10: again ----
 again() { timeout 60 "$RUN" -n 2 --grace 0.5 "$@" > "$tmp/out0" 2>&1 < /dev/null; rc=$?; }
 DDP_FAULT="rank=1 step=5 do=kill" again --max-restarts 2 --exec true
