@@ -93,6 +93,7 @@ install: all ## install into PREFIX (default /usr/local)
 	cp -r lua/ddp $(DESTDIR)$(PREFIX)/share/ddp/lua/
 	install -m 644 $(B)/lua/ddp/*.lua $(DESTDIR)$(PREFIX)/share/ddp/lua/ddp/
 	install -m 644 scripts/*.lua $(DESTDIR)$(PREFIX)/share/ddp/scripts/
+	install scripts/*.sh $(DESTDIR)$(PREFIX)/share/ddp/scripts/
 	cp -r scripts/data scripts/embed $(DESTDIR)$(PREFIX)/share/ddp/scripts/
 	for p in ddp ddp-host; do sed 's|@PREFIX@|$(PREFIX)|' vendor/$$p.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/$$p.pc; done
 

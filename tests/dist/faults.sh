@@ -70,6 +70,11 @@ stuck sleeping; says "C2 its Lua stack is shown where C was called" "stuck.lua:3
 stuck spinning; says "C2 its Lua stack is shown in the midst of Lua" "stuck.lua:4: in (spinning|fn)"
 stuck compiled; says "C2 compiled code is told to be such" "when code that LuaJIT has compiled is left"
 
+# The tour that README shows to users.
+scripts/fault_tour.sh "$RUN" > "$tmp/out" 2>&1
+for text in "killed by SIGKILL" "rank 1 is stuck" "rank 0 is stuck" "rank 1 calls all_gather" "rank 1 left .exit 0. while rank 0 waits" "out of memory: [0-9]+ bytes" "matmul: a is" "models differ: parameter 1" \
+  "check: parameter 0.weight differs"; do says "the fault tour shows: $text" "$text"; done
+
 # SIGUSR1: what each rank is doing now.
 DDP_FAULT="rank=1 step=5 do=stop" "$RUN" -n 2 --timeout 30 --grace 0.5 $CASES/steps.lua > "$tmp/out" 2>&1 < /dev/null & pid=$!
 sleep 1; kill -USR1 $pid; sleep 0.3; kill -TERM $pid; wait $pid
