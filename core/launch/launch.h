@@ -23,7 +23,7 @@ typedef struct options {
     const char *report;  /* NULL: none */
     const char *show;    /* as given; NULL: all */
     int master_port;     /* 0: the system chooses */
-    bool timestamps, exec, bind_core, print_env, version, help;
+    bool timestamps, exec, bind_core, prompt, print_env, version, help;
     char **args; /* the script or program and what follows; NULL-terminated */
 } options;
 
@@ -107,6 +107,9 @@ typedef struct job {
 
 /* spawn.c: starts all ranks. 0, or an exit status after a sentence. */
 DDP_LOCAL int spawn_ranks(job *j);
+/* terminal.c: keeps how the terminal is, for -i; makes it so again, and ours. */
+DDP_LOCAL void terminal_keep(void);
+DDP_LOCAL void terminal_restore(void);
 /* rank.c: the far side: main of `--rank-trampoline`. */
 DDP_LOCAL int rank_main(int argc, char **argv);
 /* guardian.c: starts the guardian; main of it; tells it a group; tells it to leave. */

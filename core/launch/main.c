@@ -23,6 +23,7 @@ void say(const char *fmt, ...) {
 
 /* The script's place in o->args[0], or a check that the program is there. */
 static int find_script(const options *o, const places *p, char *script, size_t n) {
+    if (!o->args[0]) return 0; /* a prompt alone */
     if (o->exec) return places_program(o->args[0]);
     int st = places_script(p, o->args[0], script, n);
     if (st == 0) o->args[0] = script;
@@ -52,5 +53,8 @@ int main(int argc, char **argv) {
              .guardian_fd = -1,
              .first = -1,
              .waiter = -1};
-    return job_run(&j);
+    if (o.prompt) terminal_keep();
+    st = job_run(&j);
+    terminal_restore();
+    return st;
 }

@@ -76,6 +76,7 @@ static int take_report(options *o, const char *s) {
     return !*s;
 }
 static int take_timestamps(options *o, const char *s) { return flag(s, &o->timestamps); }
+static int take_prompt(options *o, const char *s) { return flag(s, &o->prompt); }
 static int take_exec(options *o, const char *s) { return flag(s, &o->exec); }
 static int take_env(options *o, const char *s) { return flag(s, &o->print_env); }
 static int take_version(options *o, const char *s) { return flag(s, &o->version); }
@@ -93,12 +94,6 @@ static int take_zero(options *o, const char *s) {
     (void)o;
     return strcmp(s, "0") != 0;
 }
-static int take_never(options *o, const char *s) {
-    (void)o;
-    (void)s;
-    return 1;
-}
-
 #define NOT_YET "not built yet"
 static const option all[] = {
     {"-n", "DDP_N", "N", "a number from 1, auto or cpu",
@@ -119,7 +114,7 @@ static const option all[] = {
     {"--nnodes", "DDP_NNODES", "N", NOT_YET ", 1 is accepted", "several hosts: not built yet", take_one},
     {"--node-rank", "DDP_NODE_RANK", "I", NOT_YET ", 0 is accepted", "several hosts: not built yet", take_zero},
     {"--max-restarts", "DDP_MAX_RESTARTS", "K", NOT_YET ", 0 is accepted", "restarts: not built yet", take_zero},
-    {"-i", NULL, NULL, NOT_YET, "a prompt: not built yet", take_never},
+    {"-i", NULL, NULL, NULL, "a prompt, after the script if one is given; one rank", take_prompt},
     {"--env", NULL, NULL, NULL, "print shell lines that let a plain luajit find ddp", take_env},
     {"--version", NULL, NULL, NULL, "print the version", take_version},
     {"--help", NULL, NULL, NULL, "print this", take_help},
@@ -170,7 +165,6 @@ static int take(options *o, const option *p, const char *source, const char *val
     static const char *const later[] = {"gloo", "mpi", "nccl", "hier"};
     if (strcmp(p->name, "-n") == 0 && strcmp(value, "gpu") == 0)
         say("%s gpu: no GPU here, expected %s", source, p->expect);
-    else if (p->take == take_never) say("%s is not built yet", source);
     else if (p->expect && strncmp(p->expect, NOT_YET, strlen(NOT_YET)) == 0)
         say("%s %s is %s", source, value, p->expect);
     else {
@@ -206,6 +200,11 @@ static int read_one(options *o, char **args, int *i) {
 /* What can only be said once all options are known. */
 static int check_whole(options *o) {
     if (o->n == 0) o->n = ddp__cores();
+    if (o->prompt && (o->n > 1 || o->exec)) {
+        if (o->exec) say("-i is a prompt of Lua, --exec runs a program");
+        else say("-i is a prompt for one rank, -n is %d", o->n);
+        return EXIT_USAGE;
+    }
     for (const char *s = o->show; s && *s; s += strcspn(s, ","), s += *s == ',') {
         char *end;
         long r = strtol(s, &end, 10);
@@ -232,7 +231,7 @@ int options_read(options *o, int argc, char **argv) {
     }
     o->args = argv + i;
     if (o->help || o->version || o->print_env) return 0;
-    if (i >= argc) {
+    if (i >= argc && !o->prompt) {
         if (o->exec) say("no program given, expected: ddprun [options] --exec program [arguments]");
         else say("no script given, expected: ddprun [options] script.lua [arguments]");
         return EXIT_USAGE;

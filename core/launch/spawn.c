@@ -114,9 +114,9 @@ static bool make_pipes(const job *j, rank_proc *p, ends *w) {
            make_pipe(&p->status_fd, &w->status) && make_pipe(&p->report_fd, &w->report);
 }
 
-static void set_files(posix_spawn_file_actions_t *fa, int r, const ends *w) {
-    /* A rank is not in the terminal's foreground group: reading from it would stop the rank. */
-    if (r > 0 || isatty(0)) posix_spawn_file_actions_addopen(fa, 0, "/dev/null", O_RDONLY, 0);
+static void set_files(const job *j, posix_spawn_file_actions_t *fa, int r, const ends *w) {
+    /* A rank is not in the terminal's foreground group: reading from it would stop the rank. A prompt enters it. */
+    if (r > 0 || (isatty(0) && !j->o->prompt)) posix_spawn_file_actions_addopen(fa, 0, "/dev/null", O_RDONLY, 0);
     if (w->out >= 0) posix_spawn_file_actions_adddup2(fa, w->out, 1);
     posix_spawn_file_actions_adddup2(fa, w->err, 2);
     posix_spawn_file_actions_adddup2(fa, w->status, w->status); /* onto itself: stays open over exec */
@@ -127,12 +127,11 @@ static int spawn_with(const job *j, rank_proc *p, int r, const ends *w, char **a
     posix_spawn_file_actions_t fa;
     posix_spawnattr_t attr;
     sigset_t none, every;
-    (void)j;
     sigemptyset(&none);
     sigfillset(&every);
     posix_spawn_file_actions_init(&fa);
     posix_spawnattr_init(&attr);
-    set_files(&fa, r, w);
+    set_files(j, &fa, r, w);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     posix_spawnattr_setpgroup(&attr, 0);
     posix_spawnattr_setsigmask(&attr, &none);
@@ -196,7 +195,10 @@ int spawn_ranks(job *j) {
         return 1;
     }
     snprintf(parent, sizeof parent, "%ld", (long)getpid());
-    char *const head[] = {"ddprun", "--rank-trampoline", parent, cpus, j->o->exec ? "exec" : "script"};
+    char *const head[] = {"ddprun", "--rank-trampoline", parent, cpus,
+                          j->o->exec     ? "exec"
+                          : j->o->prompt ? "prompt"
+                                         : "script"};
     memcpy(argv, head, sizeof head);
     memcpy(argv + 5, j->o->args, (n + 1) * sizeof *argv);
     for (int r = 0; r < j->n && st == 0; r++) st = spawn_rank(j, r, argv, cpus, sizeof cpus);
