@@ -38,6 +38,10 @@ DDP_API void ddp_host_free(ddp_host *h);
 /* What ddprun runs in a rank: the script, then ddp_finish. An uncaught error goes to stderr, to the launcher and to the
  * other ranks. Returns the exit status. */
 DDP_API int ddp_host_main(const char *script, int argc, char **argv);
+/* What `ddprun -i` runs: a prompt on stdin and stdout until stdin ends, after the script if one is given; `ddp` is a global.
+ *   script  [OPTIONAL]
+ * Returns the exit status. */
+DDP_API int ddp_host_prompt(const char *script, int argc, char **argv);
 
 #ifdef __cplusplus
 }

@@ -9,10 +9,6 @@
 #include <string.h>
 #include <unistd.h>
 
-struct ddp_host {
-    lua_State *L;
-};
-
 /* ---- the state --------------------------------------------------------------------------------------------------- */
 
 /* The folder of this library, without the slash. */

@@ -8,6 +8,10 @@
 
 #include "../ddp_host.h"
 
+struct ddp_host {
+    lua_State *L;
+};
+
 /* A state with the standard libraries and package.path set; NULL with the error set. */
 __attribute__((visibility("hidden"))) lua_State *ddp__host_state(const char *lua_path);
 

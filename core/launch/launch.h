@@ -31,7 +31,7 @@ typedef struct options {
     bool master_addr_given, nnodes_given;
     int nnodes, node_rank; /* node_rank -1: not given */
     int max_restarts;
-    bool timestamps, exec, bind_core, print_env, version, help;
+    bool timestamps, exec, bind_core, prompt, print_env, version, help;
     char **args; /* the script or program and what follows; NULL-terminated */
 } options;
 
@@ -131,6 +131,9 @@ typedef struct job {
 
 /* spawn.c: starts all ranks. 0, or an exit status after a sentence. */
 DDP_LOCAL int spawn_ranks(job *j);
+/* terminal.c: keeps how the terminal is, for -i; makes it so again, and ours. */
+DDP_LOCAL void terminal_keep(void);
+DDP_LOCAL void terminal_restore(void);
 /* rank.c: the far side: main of `--rank-trampoline`. */
 DDP_LOCAL int rank_main(int argc, char **argv);
 /* guardian.c: starts the guardian; main of it; tells it a group; tells it to leave. */

@@ -23,6 +23,7 @@ void say(const char *fmt, ...) {
 
 /* The script's place in o->args[0], or a check that the program is there. */
 static int find_script(const options *o, const places *p, char *script, size_t n) {
+    if (!o->args[0]) return 0; /* a prompt alone */
     if (o->exec) return places_program(o->args[0]);
     int st = places_script(p, o->args[0], script, n);
     if (st == 0) o->args[0] = script;
@@ -72,5 +73,8 @@ int main(int argc, char **argv) {
     else if (o.print_env) places_print_env(&p);
     if (o.help || o.version || o.print_env) return fflush(stdout) == 0 ? 0 : 1;
     if ((st = find_script(&o, &p, script, sizeof script)) != 0) return st;
-    return run(&o, &p, started);
+    if (o.prompt) terminal_keep();
+    st = run(&o, &p, started);
+    terminal_restore();
+    return st;
 }

@@ -76,6 +76,7 @@ static int take_report(options *o, const char *s) {
     return !*s;
 }
 static int take_timestamps(options *o, const char *s) { return flag(s, &o->timestamps); }
+static int take_prompt(options *o, const char *s) { return flag(s, &o->prompt); }
 static int take_exec(options *o, const char *s) { return flag(s, &o->exec); }
 static int take_env(options *o, const char *s) { return flag(s, &o->print_env); }
 static int take_version(options *o, const char *s) { return flag(s, &o->version); }
@@ -92,13 +93,6 @@ static int take_nnodes(options *o, const char *s) {
 }
 static int take_node_rank(options *o, const char *s) { return whole(s, 0, 4095, &o->node_rank); }
 static int take_max_restarts(options *o, const char *s) { return whole(s, 0, 1000000, &o->max_restarts); }
-static int take_never(options *o, const char *s) {
-    (void)o;
-    (void)s;
-    return 1;
-}
-
-#define NOT_YET "not built yet"
 static const option all[] = {
     {"-n", "DDP_N", "N", "a number from 1, auto or cpu",
      "ranks on this host: a number, auto (one) or cpu (one a core); default 1", take_n},
@@ -120,7 +114,7 @@ static const option all[] = {
      "the port of the store there; default on one host: one that is free", take_master_port},
     {"--max-restarts", "DDP_MAX_RESTARTS", "K", "a number from 0",
      "start the whole job again when it fails after its first step, K times at most", take_max_restarts},
-    {"-i", NULL, NULL, NOT_YET, "a prompt: not built yet", take_never},
+    {"-i", NULL, NULL, NULL, "a prompt, after the script if one is given; one rank", take_prompt},
     {"--env", NULL, NULL, NULL, "print shell lines that let a plain luajit find ddp", take_env},
     {"--version", NULL, NULL, NULL, "print the version", take_version},
     {"--help", NULL, NULL, NULL, "print this", take_help},
@@ -171,9 +165,6 @@ static int take(options *o, const option *p, const char *source, const char *val
     static const char *const later[] = {"gloo", "mpi", "nccl", "hier"};
     if (strcmp(p->name, "-n") == 0 && strcmp(value, "gpu") == 0)
         say("%s gpu: no GPU here, expected %s", source, p->expect);
-    else if (p->take == take_never) say("%s is not built yet", source);
-    else if (p->expect && strncmp(p->expect, NOT_YET, strlen(NOT_YET)) == 0)
-        say("%s %s is %s", source, value, p->expect);
     else {
         for (size_t i = 0; p->take == take_engine && i < sizeof later / sizeof *later; i++) {
             if (strcmp(value, later[i]) != 0) continue;
@@ -248,6 +239,11 @@ static int check_hosts(options *o) {
 /* What can only be said once all options are known. */
 static int check_whole(options *o) {
     if (o->n == 0) o->n = ddp__cores();
+    if (o->prompt && (o->n > 1 || o->exec)) {
+        if (o->exec) say("-i is a prompt of Lua, --exec runs a program");
+        else say("-i is a prompt for one rank, -n is %d", o->n);
+        return EXIT_USAGE;
+    }
     int st = hosts_of_slurm(o);
     if (st == 0) st = check_hosts(o);
     if (st) return st;
@@ -277,7 +273,7 @@ int options_read(options *o, int argc, char **argv) {
     }
     o->args = argv + i;
     if (o->help || o->version || o->print_env) return 0;
-    if (i >= argc) {
+    if (i >= argc && !o->prompt) {
         if (o->exec) say("no program given, expected: ddprun [options] --exec program [arguments]");
         else say("no script given, expected: ddprun [options] script.lua [arguments]");
         return EXIT_USAGE;

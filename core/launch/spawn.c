@@ -118,8 +118,8 @@ static bool make_pipes(const job *j, rank_proc *p, ends *w) {
 }
 
 static void set_files(posix_spawn_file_actions_t *fa, const job *j, int r, const ends *w) {
-    /* A rank is not in the terminal's foreground group: reading from it would stop the rank. */
-    if (r > 0 || isatty(0)) posix_spawn_file_actions_addopen(fa, 0, "/dev/null", O_RDONLY, 0);
+    /* A rank is not in the terminal's foreground group: reading from it would stop the rank. A prompt enters it. */
+    if (r > 0 || (isatty(0) && !j->o->prompt)) posix_spawn_file_actions_addopen(fa, 0, "/dev/null", O_RDONLY, 0);
     if (w->out >= 0) posix_spawn_file_actions_adddup2(fa, w->out, 1);
     posix_spawn_file_actions_adddup2(fa, w->err, 2);
     posix_spawn_file_actions_adddup2(fa, w->status, w->status); /* onto itself: stays open over exec */
@@ -199,7 +199,10 @@ int spawn_ranks(job *j) {
         return 1;
     }
     snprintf(parent, sizeof parent, "%ld", (long)getpid());
-    char *const head[] = {"ddprun", "--rank-trampoline", parent, cpus, j->o->exec ? "exec" : "script"};
+    char *const head[] = {"ddprun", "--rank-trampoline", parent, cpus,
+                          j->o->exec     ? "exec"
+                          : j->o->prompt ? "prompt"
+                                         : "script"};
     memcpy(argv, head, sizeof head);
     memcpy(argv + 5, j->o->args, (n + 1) * sizeof *argv);
     for (int r = 0; r < j->n && st == 0; r++) st = spawn_rank(j, r, argv, cpus, sizeof cpus);
