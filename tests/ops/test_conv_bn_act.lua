@@ -96,7 +96,8 @@ end
 -- ---- the choice ---------------------------------------------------------------------------------------------------------
 
 -- One shape for each kernel; the kernel it has in that dtype.
-local SHAPES = { wino = case(2, 32, 16, 16, 48, 3, 1, 1), wino_s2 = case(8, 32, 16, 16, 48, 3, 2, 1), direct = case(2, 32, 8, 8, 48, 1), depthwise = depthwise(2, 48, 8, 8, 3, 1, 1) }
+local SHAPES = { wino = case(2, 32, 16, 16, 48, 3, 1, 1), wino_s2 = case(8, 32, 16, 16, 48, 3, 2, 1),
+  direct = case(2, 32, 8, 8, 48, 1), depthwise = depthwise(2, 48, 8, 8, 3, 1, 1) }
 local WAYS = { "wino", "wino_s2", "direct", "depthwise" }
 local function kernel_of(way, dtype)
   if way == "depthwise" then return "conv_bn_act.depthwise." .. isa end
