@@ -63,7 +63,9 @@ for group in $groups; do
         for isa in sse avx2; do
           for f in ops copies pool index; do run "$f under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_$f.lua; done
         done
-        for isa in sse avx2 avx512 amx; do run "convolutions under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_conv.lua; done
+        for isa in sse avx2 avx512 amx; do
+          for f in conv conv_bn_act; do run "$f under DDP_ISA=$isa" env DDP_ISA=$isa luajit tests/ops/test_$f.lua; done
+        done
         for src in tests/ops/test_*.lua; do run "$src, AMX emulated" env DDP_AMX=emulate luajit "$src"; done
       fi ;;
     lua)

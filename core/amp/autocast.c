@@ -109,6 +109,7 @@ static int cast_inputs(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tens
     ddp_dtype to = target(op, n_in, in);
     for (int i = 0; i < n_in; i++) {
         if (!eligible(in[i]) || in[i]->m.dtype == to) continue;
+        if ((op->flags & DDP_OPF_AMP_KEEP_VECTORS) && in[i]->m.ndim == 1) continue;
         ddp_tensor *y = cast(in[i], to);
         if (!y) return ddp__pending();
         ddp__drop(owned[i]);

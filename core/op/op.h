@@ -35,19 +35,20 @@ typedef struct ddp_attr_def {
 } ddp_attr_def;
 
 enum {
-    DDP_OPF_VIEW = 1,           /* out shares in[0]'s storage; infer gives strides and offset */
-    DDP_OPF_RANDOM = 2,         /* draws; same on all ranks for the same seed */
-    DDP_OPF_PER_RANK = 4,       /* with RANDOM: keyed by rank too */
-    DDP_OPF_COLLECTIVE = 8,     /* runs through the collective slot */
-    DDP_OPF_IN_PLACE = 16,      /* has a form that writes in[0]: ddp_<op>_ */
-    DDP_OPF_ONLY_IN_PLACE = 32, /* has only that form, without the underscore */
-    DDP_OPF_PROMOTE = 64,       /* inputs are cast to one dtype first, as PyTorch promotes */
-    DDP_OPF_FLOAT = 128,        /* with PROMOTE: an integer result becomes f32 (div, exp) */
-    DDP_OPF_NO_GRAD = 256,      /* has no gradient, by nature (comparisons, argmax) */
-    DDP_OPF_WRITES = 512,       /* writes into inputs (optimizer steps): rules->writes says which */
-    DDP_OPF_AMP_LOW = 1024,     /* under autocast: 16- and 32-bit floating inputs are cast to its dtype */
-    DDP_OPF_AMP_F32 = 2048,     /* under autocast: 16-bit inputs are cast to f32 */
-    DDP_OPF_AMP_WIDE = 4096,    /* under autocast: floating inputs are cast to the widest of them */
+    DDP_OPF_VIEW = 1,                /* out shares in[0]'s storage; infer gives strides and offset */
+    DDP_OPF_RANDOM = 2,              /* draws; same on all ranks for the same seed */
+    DDP_OPF_PER_RANK = 4,            /* with RANDOM: keyed by rank too */
+    DDP_OPF_COLLECTIVE = 8,          /* runs through the collective slot */
+    DDP_OPF_IN_PLACE = 16,           /* has a form that writes in[0]: ddp_<op>_ */
+    DDP_OPF_ONLY_IN_PLACE = 32,      /* has only that form, without the underscore */
+    DDP_OPF_PROMOTE = 64,            /* inputs are cast to one dtype first, as PyTorch promotes */
+    DDP_OPF_FLOAT = 128,             /* with PROMOTE: an integer result becomes f32 (div, exp) */
+    DDP_OPF_NO_GRAD = 256,           /* has no gradient, by nature (comparisons, argmax) */
+    DDP_OPF_WRITES = 512,            /* writes into inputs (optimizer steps): rules->writes says which */
+    DDP_OPF_AMP_LOW = 1024,          /* under autocast: 16- and 32-bit floating inputs are cast to its dtype */
+    DDP_OPF_AMP_F32 = 2048,          /* under autocast: 16-bit inputs are cast to f32 */
+    DDP_OPF_AMP_WIDE = 4096,         /* under autocast: floating inputs are cast to the widest of them */
+    DDP_OPF_AMP_KEEP_VECTORS = 8192, /* beside one of these: inputs of one dim stay (vectors of channels) */
     DDP_OPF_AMP = 1024 | 2048 | 4096
 };
 

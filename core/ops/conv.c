@@ -52,12 +52,10 @@ static int check_shapes(const ddp_call *c, const int64_t *x, const int64_t *w, c
     return 0;
 }
 
+/* in[0] and in[1] are [., ., ., .] of one floating dtype. */
 static int check_dtypes(const ddp_call *c) {
-    ddp_dtype d = c->in[0]->m.dtype;
     int st = ddp__need_float(c, 0);
-    if (st < 0) return st;
-    for (int i = 1; i < c->n_in; i++)
-        if ((st = ddp__need_dtype(c, i, d)) < 0) return st;
+    if (st < 0 || (st = ddp__need_dtype(c, 1, c->in[0]->m.dtype)) < 0) return st;
     if ((st = ddp__need_ndim(c, 0, 4)) < 0) return st;
     return ddp__need_ndim(c, 1, 4);
 }
@@ -71,17 +69,23 @@ static int out_channels_last(const ddp_call *c, const int64_t *size, ddp_meta *o
 #define WINDOW(a) \
     { (a)->stride, (a)->padding, (a)->dilation, (a)->groups }
 
-static int conv2d_infer(const ddp_call *c, ddp_meta *out) {
+int ddp__conv2d_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_conv2d_attrs *a = c->attrs;
     window win = WINDOW(a);
     int64_t y[4];
     int st;
     if ((st = check_dtypes(c)) < 0 || (st = check_window(c, &win)) < 0) return st;
     if ((st = check_shapes(c, c->in[0]->m.size, c->in[1]->m.size, &win, y)) < 0) return st;
-    if (c->in[2] && (c->in[2]->m.ndim != 1 || c->in[2]->m.size[0] != y[1]))
-        return ddp__op_fail(c, DDP_ESHAPE, "bias is %s, w %s: expected [%lld]", DDP_SHAPE_TEXT(&c->in[2]->m),
-                            DDP_SHAPE_TEXT(&c->in[1]->m), (long long)y[1]);
     return out_channels_last(c, y, out);
+}
+
+static int conv2d_infer(const ddp_call *c, ddp_meta *out) {
+    int st = ddp__conv2d_infer(c, out);
+    if (st < 0) return st;
+    if (c->in[2] && (c->in[2]->m.ndim != 1 || c->in[2]->m.size[0] != out->size[1]))
+        return ddp__op_fail(c, DDP_ESHAPE, "bias is %s, w %s: expected [%lld]", DDP_SHAPE_TEXT(&c->in[2]->m),
+                            DDP_SHAPE_TEXT(&c->in[1]->m), (long long)out->size[1]);
+    return ddp__need_dtype(c, 2, out->dtype);
 }
 
 static int need_4(const ddp_call *c, const char *name, const ddp_ints *v) {
@@ -163,12 +167,13 @@ static int conv2d_grad_weight_vjp(ddp_vjp *v) {
 static double conv_flops(const int64_t *y, const int64_t *w) {
     return 2.0 * (double)y[0] * (double)y[1] * (double)y[2] * (double)y[3] * (double)w[1] * (double)w[2] * (double)w[3];
 }
-static double conv2d_flops(const ddp_call *c) { return conv_flops(c->out[0]->m.size, c->in[1]->m.size); }
+double ddp__conv2d_flops(const ddp_call *c) { return conv_flops(c->out[0]->m.size, c->in[1]->m.size); }
 static double conv2d_grad_input_flops(const ddp_call *c) { return conv_flops(c->in[0]->m.size, c->in[1]->m.size); }
 static double conv2d_grad_weight_flops(const ddp_call *c) { return conv_flops(c->in[0]->m.size, c->out[0]->m.size); }
 
 #define BOTH (DDP_SAVE_IN(0) | DDP_SAVE_IN(1))
-const ddp_op_rules ddp__conv2d_rules = {.infer = conv2d_infer, .vjp = conv2d_vjp, .saves = BOTH, .flops = conv2d_flops};
+const ddp_op_rules ddp__conv2d_rules = {
+    .infer = conv2d_infer, .vjp = conv2d_vjp, .saves = BOTH, .flops = ddp__conv2d_flops};
 const ddp_op_rules ddp__conv2d_grad_input_rules = {
     .infer = conv2d_grad_input_infer, .vjp = conv2d_grad_input_vjp, .saves = BOTH, .flops = conv2d_grad_input_flops};
 const ddp_op_rules ddp__conv2d_grad_weight_rules = {

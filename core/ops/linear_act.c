@@ -11,10 +11,7 @@ static int linear_act_infer(const ddp_call *c, ddp_meta *out) {
     if (st < 0) return st;
     if (a->act < DDP_ACT_NONE || a->act > DDP_ACT_GELU_TANH)
         return ddp__op_fail(c, DDP_EINVAL, "act is %lld, expected 0 to 3", (long long)a->act);
-    if (c->in[3] && !ddp__meta_same_size(&c->in[3]->m, &out[0]))
-        return ddp__op_fail(c, DDP_ESHAPE, "residual is %s, the result %s", DDP_SHAPE_TEXT(&c->in[3]->m),
-                            DDP_SHAPE_TEXT(&out[0]));
-    if ((st = ddp__need_dtype(c, 3, c->in[0]->m.dtype)) < 0) return st;
+    if ((st = ddp__need_residual(c, 3, &out[0])) < 0) return st;
     if (!a->save || !has_slope_from_pre(a->act, c->in[3]))
         return ddp__out_shape(c, out[0].dtype, 1, (int64_t[]){0}, &out[1]);
     out[1] = out[0];

@@ -6,15 +6,24 @@ static bool is_grad(const ddp_call *c) {
            c->op->id == DDP_OP_batch_norm_add_act_grad;
 }
 
-/* in[i] is [channels], of the statistics' dtype (f32 where x is f16 or bf16) or, where `own` is set, of x's. */
-static int need_channel(const ddp_call *c, int i, int64_t channels, bool own) {
+int ddp__need_channels(const ddp_call *c, int i, int of, int64_t channels, bool own) {
     const ddp_tensor *t = c->in[i];
     if (!t) return 0;
     if (t->m.ndim != 1 || t->m.size[0] != channels)
-        return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected [%lld] for x %s", c->op->in_names[i],
-                            DDP_SHAPE_TEXT(&t->m), (long long)channels, DDP_SHAPE_TEXT(&c->in[is_grad(c) ? 1 : 0]->m));
+        return ddp__op_fail(c, DDP_ESHAPE, "%s is %s, expected [%lld] for %s %s", c->op->in_names[i],
+                            DDP_SHAPE_TEXT(&t->m), (long long)channels, c->op->in_names[of],
+                            DDP_SHAPE_TEXT(&c->in[of]->m));
     if (own && t->m.dtype == c->in[0]->m.dtype) return 0;
     return ddp__need_dtype(c, i, ddp__wide(c->in[0]->m.dtype));
+}
+
+/* The same as x has them. */
+static int need_channel(const ddp_call *c, int i, int64_t channels, bool own) {
+    return ddp__need_channels(c, i, is_grad(c) ? 1 : 0, channels, own);
+}
+
+int ddp__need_eps(const ddp_call *c, double eps) {
+    return eps >= 0 ? 0 : ddp__op_fail(c, DDP_EINVAL, "eps is %g, at least 0", eps);
 }
 
 static int batch_norm_infer(const ddp_call *c, ddp_meta *out) {
@@ -30,7 +39,7 @@ static int batch_norm_infer(const ddp_call *c, ddp_meta *out) {
     if (a->training && per_channel == 1)
         return ddp__op_fail(c, DDP_ESHAPE, "x is %s: one value a channel has no variance to train on",
                             DDP_SHAPE_TEXT(x));
-    if (!(a->eps >= 0)) return ddp__op_fail(c, DDP_EINVAL, "eps is %g, at least 0", a->eps);
+    if ((st = ddp__need_eps(c, a->eps)) < 0) return st;
     if ((st = ddp__out_like(c, 0, x->dtype, &out[0])) < 0) return st;
     for (int i = 1; i < 3; i++)
         if ((st = ddp__out_shape(c, ddp__wide(x->dtype), 1, &x->size[1], &out[i])) < 0) return st;
@@ -241,7 +250,7 @@ static int layer_norm_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[0]->m;
     int st = check_layer(c, x, a->dims), lead = x->ndim - (int)a->dims;
     if (st < 0) return st;
-    if (!(a->eps >= 0)) return ddp__op_fail(c, DDP_EINVAL, "eps is %g, at least 0", a->eps);
+    if ((st = ddp__need_eps(c, a->eps)) < 0) return st;
     for (int i = 1; i < 3; i++)
         if ((st = need_part(c, i, x, lead, x->ndim)) < 0 || (st = need_vector(c, i, x->dtype)) < 0) return st;
     if ((st = ddp__out_shape(c, x->dtype, x->ndim, x->size, &out[0])) < 0) return st;

@@ -24,6 +24,17 @@ DDP_LOCAL int ddp__vjp_by_chain(ddp_vjp *v, ddp_chain_fn chain);
 
 /* linear's inference (matmul.c): in[0..3) are x, w, bias. */
 DDP_LOCAL int ddp__linear_infer(const ddp_call *c, ddp_meta *out);
+/* conv2d's inference (conv.c) but for bias: in[0], in[1] are x and w; attributes begin as conv2d's. */
+DDP_LOCAL int ddp__conv2d_infer(const ddp_call *c, ddp_meta *out);
+/* 2 N K C/groups R S Ho Wo. */
+DDP_LOCAL double ddp__conv2d_flops(const ddp_call *c);
+/* in[i] (or NULL) is [channels], as in[of] has them: of the statistics' dtype (f32 where in[0] is f16 or bf16) or, where `own` is
+ * set, of in[0]'s (norm.c). */
+DDP_LOCAL int ddp__need_channels(const ddp_call *c, int i, int of, int64_t channels, bool own);
+/* An eps that is at least 0 (norm.c). */
+DDP_LOCAL int ddp__need_eps(const ddp_call *c, double eps);
+/* in[i] (or NULL), a residual, has y's sizes and dtype. */
+DDP_LOCAL int ddp__need_residual(const ddp_call *c, int i, const ddp_meta *y);
 /* Inference of ops that make tensors: checks dtype, device and sizes. */
 DDP_LOCAL int ddp__new_tensor(const ddp_call *c, int64_t dtype, int64_t device, int ndim, const int64_t *size,
                               ddp_meta *out);

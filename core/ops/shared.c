@@ -28,6 +28,14 @@ ddp_tensor *ddp__narrowed(ddp_tensor *x, ddp_dtype dtype) {
 }
 ddp_tensor *ddp__widened(ddp_tensor *x) { return x ? ddp__narrowed(x, ddp__wide(x->m.dtype)) : NULL; }
 
+int ddp__need_residual(const ddp_call *c, int i, const ddp_meta *y) {
+    if (!c->in[i]) return 0;
+    if (!ddp__meta_same_size(&c->in[i]->m, y))
+        return ddp__op_fail(c, DDP_ESHAPE, "residual is %s, the result %s", DDP_SHAPE_TEXT(&c->in[i]->m),
+                            DDP_SHAPE_TEXT(y));
+    return ddp__need_dtype(c, i, y->dtype);
+}
+
 int ddp__vjp_by_chain(ddp_vjp *v, ddp_chain_fn chain) {
     ddp_tensor *in[16] = {0}, *out[DDP_MAX_OUT] = {0}, *wanted[16], *grads[16] = {0}, *outs[DDP_MAX_OUT],
                *gouts[DDP_MAX_OUT];

@@ -1,14 +1,16 @@
-/* conv.c -- conv2d and its gradients: the kernels in order of preference, and what they share. */
+/* conv.c -- conv2d, its gradients and conv_bn_act: the kernels in order of preference, and what they share. */
 #include "conv.h"
 
 conv_shape conv_shape_of(const ddp_call *c) {
     conv_shape s = {.pass = CONV_FORWARD};
-    if (c->op->id == DDP_OP_conv2d) {
-        const ddp_conv2d_attrs *a = c->attrs;
+    if (c->op->id == DDP_OP_conv2d || c->op->id == DDP_OP_conv_bn_act) {
+        const ddp_conv2d_attrs *a = c->attrs; /* conv_bn_act's begin as these */
+        bool more = c->op->id == DDP_OP_conv_bn_act;
         s = (conv_shape){.x = c->in[0],
                          .w = c->in[1],
                          .y = c->out[0],
-                         .bias = c->in[2],
+                         .bias = more ? NULL : c->in[2],
+                         .residual = more ? c->in[7] : NULL,
                          .groups = a->groups,
                          .stride = a->stride,
                          .padding = a->padding,
@@ -53,6 +55,7 @@ const char *conv_reject_common(const conv_shape *s) {
     if (!ddp__meta_is_channels_last(&s->x->m) || !ddp__meta_is_channels_last(&s->y->m)) return "not channels-last";
     if (!ddp__meta_is_rowmajor(&s->w->m)) return "w is not row-major";
     if (s->bias && s->bias->m.stride[0] != 1 && s->K > 1) return "a strided bias";
+    if (s->residual && !cpu_alike(s->residual, s->y)) return "the residual is laid out otherwise";
     return NULL;
 }
 
@@ -77,27 +80,27 @@ ddp_packed *conv_packed(const conv_shape *s, int kind, size_t bytes) {
     return p;
 }
 
+/* Forward, with what follows it too, and the gradient of x. */
+static int run_depthwise(const ddp_call *c) { return conv_run(c, conv_depthwise_run); }
+static int run_amx(const ddp_call *c) { return conv_run(c, conv_amx_run); }
+static int run_wino(const ddp_call *c) { return conv_run(c, conv_wino_run); }
+static int run_wino_s2(const ddp_call *c) { return conv_run(c, conv_wino_s2_run); }
+static int run_direct(const ddp_call *c) { return conv_run(c, conv_direct_run); }
+
 #define KERNEL(op, way, reject, run) \
     { #op "." #way "." CPU_TEXT(DDP_CPU_ISA), reject, run }
 #define NO_MORE \
     { NULL, NULL, NULL }
-#define DEPTHWISE(op) KERNEL(op, depthwise, conv_depthwise_reject, conv_depthwise_run)
-#define AMX(op) KERNEL(op, amx, conv_amx_reject, conv_amx_run)
-const ddp_kernel CPU_LOCAL(conv2d)[] = {DEPTHWISE(conv2d),
-                                        AMX(conv2d),
-                                        KERNEL(conv2d, wino, conv_wino_reject, conv_wino_run),
-                                        KERNEL(conv2d, wino_s2, conv_wino_s2_reject, conv_wino_s2_run),
-                                        KERNEL(conv2d, direct, conv_direct_reject, conv_direct_run),
-                                        NO_MORE};
-const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {
-    DEPTHWISE(conv2d_grad_input),
-    AMX(conv2d_grad_input),
-    KERNEL(conv2d_grad_input, wino, conv_wino_reject, conv_wino_run),
-    KERNEL(conv2d_grad_input, wino_s2, conv_wino_s2_reject, conv_wino_s2_run),
-    KERNEL(conv2d_grad_input, direct, conv_direct_reject, conv_direct_run),
-    NO_MORE};
+#define FORWARD(op)                                                                                          \
+    KERNEL(op, depthwise, conv_depthwise_reject, run_depthwise), KERNEL(op, amx, conv_amx_reject, run_amx),  \
+        KERNEL(op, wino, conv_wino_reject, run_wino), KERNEL(op, wino_s2, conv_wino_s2_reject, run_wino_s2), \
+        KERNEL(op, direct, conv_direct_reject, run_direct)
+const ddp_kernel CPU_LOCAL(conv2d)[] = {FORWARD(conv2d), NO_MORE};
+const ddp_kernel CPU_LOCAL(conv2d_grad_input)[] = {FORWARD(conv2d_grad_input), NO_MORE};
+const ddp_kernel CPU_LOCAL(conv_bn_act)[] = {FORWARD(conv_bn_act),
+                                             KERNEL(conv_bn_act, apart, conv_apart_reject, conv_apart_run), NO_MORE};
 const ddp_kernel CPU_LOCAL(conv2d_grad_weight)[] = {
-    DEPTHWISE(conv2d_grad_weight),
+    KERNEL(conv2d_grad_weight, depthwise, conv_depthwise_reject, run_depthwise),
     KERNEL(conv2d_grad_weight, amx, conv_amx_reject, conv_amx_weight),
     KERNEL(conv2d_grad_weight, wino, conv_wino_reject, conv_wino_weight),
     KERNEL(conv2d_grad_weight, wino_s2, conv_wino_s2_reject, conv_wino_s2_weight),

@@ -47,10 +47,14 @@ static void find_sources(const depthwise *q, const char *image, int64_t h, int64
 
 /* Channels c .. c + n of one pixel. */
 CPU_INLINE void pixel(const depthwise *q, ddp_dtype dt, const sources *f, char *to, int64_t c, int64_t n) {
+    const tile_more *more = q->s.more;
     cpu_vec sum = q->s.bias ? conv_load(cpu_at(dt, ddp__ptr(q->s.bias), c), dt, n) : (cpu_vec){0};
     for (int64_t k = 0; k < f->n; k++)
         sum += conv_load(cpu_at(dt, f->row[k], c), dt, n) * cpu_load(DDP_F32, f->w[k], c);
-    conv_store(cpu_at(dt, to, c), dt, n, sum);
+    to = cpu_at(dt, to, c);
+    if (more)
+        sum = conv_more(more, dt, n, sum, cpu_load(DDP_F32, more->scale, c), cpu_load(DDP_F32, more->shift, c), to);
+    conv_store(to, dt, n, sum);
 }
 
 CPU_INLINE void pixel_of(const depthwise *q, ddp_dtype dt, const sources *f, char *to) {
@@ -129,9 +133,9 @@ const char *conv_depthwise_reject(const ddp_call *c) {
     return s.R * s.S > MAX_TAPS ? "a window of more than 128 taps" : NULL;
 }
 
-int conv_depthwise_run(const ddp_call *c) {
-    depthwise q = {.s = conv_shape_of(c)};
-    const conv_shape *s = &q.s;
+int conv_depthwise_run(const ddp_call *c, const conv_shape *s) {
+    (void)c;
+    depthwise q = {.s = *s};
     int64_t taps = s->R * s->S, work = s->y->numel * taps;
     q.Cp = conv_round_up(s->C, CPU_W);
     if (s->pass == CONV_GRAD_WEIGHT) {

@@ -281,6 +281,7 @@ static direct direct_of(const conv_shape *s, bool amx) {
     d.panels.columns = d.K;
     d.panels.bias = s->bias ? ddp__ptr(s->bias) : NULL;
     d.panels.dt = d.dt;
+    d.panels.more = s->more;
     d.panels.split = amx && d.dt == DDP_F32;
     d.panels.pairs = d.panels.split || (d.dt == DDP_BF16 && cpu_has_pairs());
     if (back) {
@@ -296,14 +297,13 @@ static direct direct_of(const conv_shape *s, bool amx) {
     return d;
 }
 
-static int run_as(const ddp_call *c, bool amx) {
-    conv_shape s = conv_shape_of(c);
-    direct d = direct_of(&s, amx);
+static int run_as(const ddp_call *c, const conv_shape *s, bool amx) {
+    direct d = direct_of(s, amx);
     bool failed = false;
     int64_t panels = (d.K + CONV_NR - 1) / CONV_NR, u = panels * d.panels.depth * CONV_NR;
     if (d.panels.pairs && !d.panels.split) u /= 2; /* words */
-    int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0, zeros = d.C + CPU_W, blocks = 0;
-    ddp_packed *kept = conv_packed(&s,
+    int64_t wide = s->dt != DDP_F32 ? s->w->numel : 0, zeros = d.C + CPU_W, blocks = 0;
+    ddp_packed *kept = conv_packed(s,
                                    amx              ? CONV_PACK_AMX
                                    : d.panels.pairs ? CONV_PACK_PAIRS
                                                     : CONV_PACK_DIRECT,
@@ -318,14 +318,14 @@ static int run_as(const ddp_call *c, bool amx) {
     d.panels.u = kept ? kept->bytes : scratch;
     d.zeros = (const char *)(scratch + u + wide);
     d.failed = &failed;
-    if (wide && !(kept && kept->ready)) cpu_widen(s.dt, ddp__ptr(s.w), 0, scratch + u, wide);
-    int64_t taps = s.R * s.S;
-    packing p = {wide ? scratch + u : cpu_f32(s.w),
+    if (wide && !(kept && kept->ready)) cpu_widen(s->dt, ddp__ptr(s->w), 0, scratch + u, wide);
+    int64_t taps = s->R * s->S;
+    packing p = {wide ? scratch + u : cpu_f32(s->w),
                  d.K,
                  d.C,
                  taps,
-                 d.back ? taps : s.C * taps,
-                 d.back ? s.C * taps : taps,
+                 d.back ? taps : s->C * taps,
+                 d.back ? s->C * taps : taps,
                  d.panels.depth,
                  d.panels.u,
                  d.panels.pairs,
@@ -334,17 +334,17 @@ static int run_as(const ddp_call *c, bool amx) {
     if (!kept || !kept->ready) cpu_share(panels, u, pack_panels, &p);
     bool packed = !failed;
     for (int64_t i = 0; i < d.h.classes * d.w.classes; i++) blocks += blocks_of(&d, i);
-    cpu_share(blocks, conv_work(&s), run_blocks, &d);
+    cpu_share(blocks, conv_work(s), run_blocks, &d);
     ddp__scratch_give(scratch, bytes);
     ddp__packed_give(kept, packed);
     return failed ? ddp__op_fail(c, DDP_ENOMEM, "out of memory") : 0;
 }
 
-int conv_direct_run(const ddp_call *c) { return run_as(c, false); }
+int conv_direct_run(const ddp_call *c, const conv_shape *s) { return run_as(c, s, false); }
 
 const char *conv_amx_reject(const ddp_call *c) {
     const char *why = cpu_amx_reject(c->in[0]->m.dtype);
     return why ? why : conv_direct_reject(c);
 }
 
-int conv_amx_run(const ddp_call *c) { return run_as(c, true); }
+int conv_amx_run(const ddp_call *c, const conv_shape *s) { return run_as(c, s, true); }

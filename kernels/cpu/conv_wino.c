@@ -22,6 +22,7 @@ typedef struct wino {
     float *u;         /* [panels][POINTS][C][CONV_NR], points point_step apart; or, or besides where it was kept, */
     float *V;         /* [POINTS][tiles][C] of all tiles */
     const char *bias; /* as `in`, or NULL */
+    const tile_more *more;
     int64_t N, C, K, H, W, Ho, Wo, pad[2];
     int64_t th, tw, tiles, chunk;
     const char *zeros; /* a row of channels */
@@ -139,12 +140,15 @@ static void transform_in(const wino *v, int64_t t, float *to, int64_t step) {
     if (c < v->C) tile_in(p, c * bytes, 0, v->dt, v->C - c, to + c, step);
 }
 
-/* n <= CPU_W channels of the 16 pixels q (NULL: outside) from M, points `step` floats apart. */
-CPU_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const *q, int64_t offset, int64_t ahead,
-                         ddp_dtype dt, int64_t n) {
+/* n <= CPU_W channels of the 16 pixels q (NULL: outside) from M, points `step` floats apart: with shift, a bias, added or,
+ * where there is more, as that says. */
+CPU_INLINE void tile_out(const float *m, int64_t step, const tile_more *more, cpu_vec scale, cpu_vec shift,
+                         char *const *q, int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n) {
     cpu_vec d[6], t[24], o[4];
     for (int i = 0; i < 16; i++)
         if (q[i]) __builtin_prefetch(q[i] + offset + ahead, 1);
+    for (int i = 0; more && more->residual && i < 16; i++)
+        if (q[i]) __builtin_prefetch(more->residual + (q[i] - more->y) + offset + ahead);
 #pragma GCC unroll 6
     for (int s = 0; s < 6; s++) {
 #pragma GCC unroll 6
@@ -155,13 +159,19 @@ CPU_INLINE void tile_out(const float *m, int64_t step, cpu_vec bias, char *const
     for (int r = 0; r < 4; r++) {
         line_out(t + 6 * r, 1, o, 1);
 #pragma GCC unroll 4
-        for (int s = 0; s < 4; s++)
-            if (q[4 * r + s]) conv_store(q[4 * r + s] + offset, dt, n, o[s] + bias);
+        for (int s = 0; s < 4; s++) {
+            char *to = q[4 * r + s];
+            if (!to) continue;
+            to += offset;
+            cpu_vec v = more ? conv_more(more, dt, n, o[s], scale, shift, to) : (cpu_vec)(o[s] + shift);
+            conv_store(to, dt, n, v);
+        }
     }
 }
 
 /* Channels k .. k + CONV_NR of tile t of the written image, from m [POINTS][..][CONV_NR]. */
-static void transform_out(const wino *v, int64_t t, int64_t k, const float *m, int64_t step) {
+CPU_INLINE void transform_out_as(const wino *v, const tile_more *more, int64_t t, int64_t k, const float *m,
+                                 int64_t step) {
     const char *q[16];
     place at = place_of(v, t);
     int64_t bytes = ddp__dtype_bytes[v->dt];
@@ -170,12 +180,22 @@ static void transform_out(const wino *v, int64_t t, int64_t k, const float *m, i
         int64_t n = v->K - k - j < CPU_W ? v->K - k - j : CPU_W;
         char *const *to = (char *const *)q;
         int64_t offset = (k + j) * bytes, ahead = TILE * v->K * bytes;
-        cpu_vec bias = v->bias ? conv_load(v->bias + offset, v->dt, n) : (cpu_vec){0};
-        if (n < CPU_W) tile_out(m + j, step, bias, to, offset, 0, v->dt, n);
-        else if (v->dt == DDP_F32) tile_out(m + j, step, bias, to, offset, ahead, DDP_F32, CPU_W);
-        else if (v->dt == DDP_BF16) tile_out(m + j, step, bias, to, offset, ahead, DDP_BF16, CPU_W);
-        else tile_out(m + j, step, bias, to, offset, ahead, DDP_F16, CPU_W);
+        cpu_vec scale = {0}, shift = v->bias ? conv_load(v->bias + offset, v->dt, n) : (cpu_vec){0};
+        if (more) {
+            scale = cpu_load(DDP_F32, more->scale, k + j);
+            shift = cpu_load(DDP_F32, more->shift, k + j);
+        }
+        if (n < CPU_W) tile_out(m + j, step, more, scale, shift, to, offset, 0, v->dt, n);
+        else if (v->dt == DDP_F32) tile_out(m + j, step, more, scale, shift, to, offset, ahead, DDP_F32, CPU_W);
+        else if (v->dt == DDP_BF16) tile_out(m + j, step, more, scale, shift, to, offset, ahead, DDP_BF16, CPU_W);
+        else tile_out(m + j, step, more, scale, shift, to, offset, ahead, DDP_F16, CPU_W);
     }
+}
+static void transform_out(const wino *v, int64_t t, int64_t k, const float *m, int64_t step) {
+    transform_out_as(v, NULL, t, k, m, step);
+}
+static void transform_out_more(const wino *v, int64_t t, int64_t k, const float *m, int64_t step) {
+    transform_out_as(v, v->more, t, k, m, step);
 }
 
 /* ---- weights --------------------------------------------------------------------------------------------------------- */
@@ -208,7 +228,10 @@ static void panel(const wino *v, int64_t k, const float *u, int64_t first, int64
                   float *M, int64_t ms) {
     int64_t Cp = conv_round_up(v->C, CPU_W);
     for (int p = 0; p < POINTS; p++) products(n, V + p * vs, Cp, u + p * point_step(v), v->C, M + p * ms);
-    for (int64_t t = 0; t < n; t++) transform_out(v, first + t, k, M + t * CONV_NR, ms);
+    for (int64_t t = 0; t < n; t++) {
+        if (v->more) transform_out_more(v, first + t, k, M + t * CONV_NR, ms);
+        else transform_out(v, first + t, k, M + t * CONV_NR, ms);
+    }
 }
 
 static void *scratch(const wino *v, size_t floats) {
@@ -388,32 +411,31 @@ static void set_plane(wino *v, int64_t Ho, int64_t Wo) {
 }
 
 /* Forward; and the gradient of x, which is the forward of g with C and K exchanged and w turned around. */
-int conv_wino_run(const ddp_call *c) {
-    conv_shape s = conv_shape_of(c);
-    bool back = s.pass == CONV_GRAD_INPUT;
+int conv_wino_run(const ddp_call *c, const conv_shape *s) {
+    bool back = s->pass == CONV_GRAD_INPUT;
     enum { FEW_BYTES = 10 << 20 }; /* what stays in L3 */
-    wino v = {.N = s.N, .dt = s.dt, .bias = s.bias ? ddp__ptr(s.bias) : NULL};
-    v.in = ddp__ptr(back ? s.y : s.x);
-    v.out = ddp__ptr(back ? s.x : s.y);
-    v.C = back ? s.K : s.C;
-    v.K = back ? s.C : s.K;
-    v.wc = back ? s.C * 9 : 9;
-    v.wk = back ? 9 : s.C * 9;
+    wino v = {.N = s->N, .dt = s->dt, .bias = s->bias ? ddp__ptr(s->bias) : NULL, .more = s->more};
+    v.in = ddp__ptr(back ? s->y : s->x);
+    v.out = ddp__ptr(back ? s->x : s->y);
+    v.C = back ? s->K : s->C;
+    v.K = back ? s->C : s->K;
+    v.wc = back ? s->C * 9 : 9;
+    v.wk = back ? 9 : s->C * 9;
     v.flip = back;
-    v.H = back ? s.Ho : s.H;
-    v.W = back ? s.Wo : s.W;
-    v.Ho = back ? s.H : s.Ho;
-    v.Wo = back ? s.W : s.Wo;
-    for (int i = 0; i < 2; i++) v.pad[i] = back ? 2 - s.padding[i] : s.padding[i];
+    v.H = back ? s->Ho : s->H;
+    v.W = back ? s->Wo : s->W;
+    v.Ho = back ? s->H : s->Ho;
+    v.Wo = back ? s->W : s->Wo;
+    for (int i = 0; i < 2; i++) v.pad[i] = back ? 2 - s->padding[i] : s->padding[i];
     set_plane(&v, v.Ho, v.Wo);
-    int threads = cpu_threads(conv_work(&s));
+    int threads = cpu_threads(conv_work(s));
     v.chunk = chunk_of(v.tiles, v.C, threads);
     bool failed = false, few = POINTS * 4 * v.tiles * conv_round_up(v.C, CPU_W) <= FEW_BYTES;
     int64_t panels = (v.K + CONV_NR - 1) / CONV_NR, zeros = v.C + CPU_W;
     int64_t all = POINTS * panels * point_step(&v);
-    ddp_packed *kept = conv_packed(&s, CONV_PACK_WINO, (size_t)all * sizeof(float));
+    ddp_packed *kept = conv_packed(s, CONV_PACK_WINO, (size_t)all * sizeof(float));
     int64_t own = few ? POINTS * (v.tiles * conv_round_up(v.C, CPU_W) + CPU_W) : kept ? 0 : all;
-    int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0; /* w in f32 */
+    int64_t wide = s->dt != DDP_F32 ? s->w->numel : 0; /* w in f32 */
     size_t bytes = (size_t)(own + zeros + wide) * sizeof(float);
     float *block = ddp__scratch_take(bytes);
     if (!block) {
@@ -422,17 +444,17 @@ int conv_wino_run(const ddp_call *c) {
     }
     memset(block + own, 0, (size_t)zeros * sizeof(float));
     v.zeros = (const char *)(block + own);
-    v.w = wide ? block + own + zeros : cpu_f32(s.w);
-    if (wide) cpu_widen(s.dt, ddp__ptr(s.w), 0, block + own + zeros, wide);
+    v.w = wide ? block + own + zeros : cpu_f32(s->w);
+    if (wide) cpu_widen(s->dt, ddp__ptr(s->w), 0, block + own + zeros, wide);
     v.failed = &failed;
     v.V = block;
     v.u = kept ? kept->bytes : few ? NULL : block;
     if (kept ? !kept->ready : !few) cpu_share(panels, all, pack_panels, &v);
     if (few) {
         cpu_share(v.tiles, v.tiles * v.C * 16, transform_all, &v);
-        cpu_share(panels, conv_work(&s), run_panels, &v);
+        cpu_share(panels, conv_work(s), run_panels, &v);
     } else {
-        cpu_share((v.tiles + v.chunk - 1) / v.chunk, conv_work(&s), run_chunks, &v);
+        cpu_share((v.tiles + v.chunk - 1) / v.chunk, conv_work(s), run_chunks, &v);
     }
     ddp__scratch_give(block, bytes);
     ddp__packed_give(kept, true);

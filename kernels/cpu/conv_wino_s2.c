@@ -111,6 +111,7 @@ typedef struct wino2 {
     const float *w; /* element (c, k, tap) is the c * wc + k * wk + tap-th: c read, k written by this pass */
     int64_t wc, wk;
     const char *bias;
+    const tile_more *more;
     int64_t N, C, K, H, W, Ho, Wo, pad[2];
     int64_t reads, writes; /* channels of this pass: C and K, or K and C */
     bool back;             /* the gradient of x */
@@ -197,13 +198,16 @@ static void transform_in(const wino2 *v, int64_t t, float *to, int64_t step) {
     tiles_in_as(v->back ? IN_BACK : IN, v, t, 0, v->reads, to, step);
 }
 
-/* n <= CPU_W channels of the pixels q (NULL: outside), 4x4 of y or 8x8 of x, from M, points `step` floats apart. */
-CPU_INLINE void tile_out(bool back, const bool *odd, const float *m, int64_t step, cpu_vec bias, const char *const *q,
-                         int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n) {
+/* n <= CPU_W channels of the pixels q (NULL: outside), 4x4 of y or 8x8 of x, from M, points `step` floats apart: with shift, a
+ * bias, added or, where there is more, as that says. */
+CPU_INLINE void tile_out(bool back, const bool *odd, const float *m, int64_t step, const tile_more *more, cpu_vec scale,
+                         cpu_vec shift, const char *const *q, int64_t offset, int64_t ahead, ddp_dtype dt, int64_t n) {
     const int size = back ? 8 : 4;
     cpu_vec d[LINE], t[8 * LINE], o[8];
     for (int i = 0; i < size * size; i++)
         if (q[i]) __builtin_prefetch(q[i] + offset + ahead, 1);
+    for (int i = 0; more && more->residual && i < size * size; i++)
+        if (q[i]) __builtin_prefetch(more->residual + (q[i] - more->y) + offset + ahead);
     for (int s = 0; s < LINE; s++) {
 #pragma GCC unroll 9
         for (int r = 0; r < LINE; r++) d[r] = *(const cpu_vec *)(m + (LINE * r + s) * step);
@@ -214,27 +218,37 @@ CPU_INLINE void tile_out(bool back, const bool *odd, const float *m, int64_t ste
         if (back) line_out_back(odd[1], t + LINE * r, 1, o, 1);
         else line_out(t + LINE * r, 1, o, 1);
 #pragma GCC unroll 8
-        for (int s = 0; s < size; s++)
-            if (q[size * r + s]) conv_store((char *)(uintptr_t)q[size * r + s] + offset, dt, n, o[s] + bias);
+        for (int s = 0; s < size; s++) {
+            char *to = (char *)(uintptr_t)q[size * r + s];
+            if (!to) continue;
+            to += offset;
+            cpu_vec v = more ? conv_more(more, dt, n, o[s], scale, shift, to) : (cpu_vec)(o[s] + shift);
+            conv_store(to, dt, n, v);
+        }
     }
 }
 
 /* Channels k .. k + CONV_NR of tile t, from m [POINTS][..][CONV_NR]. */
-CPU_INLINE void tiles_out(bool back, const wino2 *v, ddp_dtype dt, int64_t t, int64_t k, const float *m, int64_t step) {
+CPU_INLINE void tiles_out(bool back, const wino2 *v, const tile_more *more, ddp_dtype dt, int64_t t, int64_t k,
+                          const float *m, int64_t step) {
     const char *q[64];
     int64_t bytes = ddp__dtype_bytes[dt], ahead = (back ? 2 * TILE : TILE) * v->writes * bytes;
     tile_pixels(v, t, back, back ? 8 : 4, NULL, q);
     for (int64_t j = 0; j < CONV_NR && k + j < v->writes; j += CPU_W) {
         int64_t n = v->writes - k - j < CPU_W ? v->writes - k - j : CPU_W, offset = (k + j) * bytes;
-        cpu_vec bias = v->bias ? conv_load(v->bias + offset, dt, n) : (cpu_vec){0};
-        if (n < CPU_W) tile_out(back, v->odd, m + j, step, bias, q, offset, 0, dt, n);
-        else tile_out(back, v->odd, m + j, step, bias, q, offset, ahead, dt, CPU_W);
+        cpu_vec scale = {0}, shift = v->bias ? conv_load(v->bias + offset, dt, n) : (cpu_vec){0};
+        if (more) {
+            scale = cpu_load(DDP_F32, more->scale, k + j);
+            shift = cpu_load(DDP_F32, more->shift, k + j);
+        }
+        if (n < CPU_W) tile_out(back, v->odd, m + j, step, more, scale, shift, q, offset, 0, dt, n);
+        else tile_out(back, v->odd, m + j, step, more, scale, shift, q, offset, ahead, dt, CPU_W);
     }
 }
 static void transform_out(const wino2 *v, int64_t t, int64_t k, const float *m, int64_t step) {
-#define OUT_AS(dt)                                      \
-    if (v->back) tiles_out(true, v, dt, t, k, m, step); \
-    else tiles_out(false, v, dt, t, k, m, step)
+#define OUT_AS(dt)                                            \
+    if (v->back) tiles_out(true, v, NULL, dt, t, k, m, step); \
+    else tiles_out(false, v, NULL, dt, t, k, m, step)
     if (v->dt == DDP_F32) {
         OUT_AS(DDP_F32);
     } else if (v->dt == DDP_BF16) {
@@ -242,6 +256,13 @@ static void transform_out(const wino2 *v, int64_t t, int64_t k, const float *m, 
     } else {
         OUT_AS(DDP_F16);
     }
+}
+
+/* Forward, where there is more. */
+static void transform_out_more(const wino2 *v, int64_t t, int64_t k, const float *m, int64_t step) {
+    if (v->dt == DDP_F32) tiles_out(false, v, v->more, DDP_F32, t, k, m, step);
+    else if (v->dt == DDP_BF16) tiles_out(false, v, v->more, DDP_BF16, t, k, m, step);
+    else tiles_out(false, v, v->more, DDP_F16, t, k, m, step);
 }
 
 /* ---- forward and gradient of x ------------------------------------------------------------------------------------ */
@@ -270,7 +291,10 @@ static void panel(const wino2 *v, int64_t k, const float *u, int64_t first, int6
     int64_t Cp = conv_round_up(v->reads, CPU_W);
     for (int p = 0; p < POINTS; p++)
         products(n, V + p * vs, Cp, u + matrix_of(p) * point_step(v), v->reads, M + p * ms);
-    for (int64_t t = 0; t < n; t++) transform_out(v, first + t, k, M + t * CONV_NR, ms);
+    for (int64_t t = 0; t < n; t++) {
+        if (v->more) transform_out_more(v, first + t, k, M + t * CONV_NR, ms);
+        else transform_out(v, first + t, k, M + t * CONV_NR, ms);
+    }
 }
 
 static void *scratch(const wino2 *v, size_t floats) {
@@ -415,23 +439,23 @@ const char *conv_wino_s2_reject(const ddp_call *c) {
 }
 
 /* Forward, and the gradient of x. */
-int conv_wino_s2_run(const ddp_call *c) {
-    conv_shape s = conv_shape_of(c);
+int conv_wino_s2_run(const ddp_call *c, const conv_shape *s) {
     enum { FEW_BYTES = 12 << 20 }; /* what stays in L3 */
-    wino2 v = wino2_of(&s);
-    v.bias = s.bias ? ddp__ptr(s.bias) : NULL;
-    v.reads = v.back ? s.K : s.C;
-    v.writes = v.back ? s.C : s.K;
-    v.wc = v.back ? s.C * 9 : 9;
-    v.wk = v.back ? 9 : s.C * 9;
-    int threads = cpu_threads(conv_work(&s));
+    wino2 v = wino2_of(s);
+    v.bias = s->bias ? ddp__ptr(s->bias) : NULL;
+    v.more = s->more;
+    v.reads = v.back ? s->K : s->C;
+    v.writes = v.back ? s->C : s->K;
+    v.wc = v.back ? s->C * 9 : 9;
+    v.wk = v.back ? 9 : s->C * 9;
+    int threads = cpu_threads(conv_work(s));
     v.chunk = chunk_of(v.tiles, v.reads, threads);
     int64_t Cp = conv_round_up(v.reads, CPU_W), panels = (v.writes + CONV_NR - 1) / CONV_NR, zeros = v.reads + CPU_W;
     int64_t all_v = POINTS * v.tiles * Cp, all_u = MATRICES * panels * point_step(&v);
     bool failed = false, few = all_v * 4 <= FEW_BYTES && all_v < all_u;
-    ddp_packed *kept = conv_packed(&s, CONV_PACK_WINO_S2, (size_t)all_u * sizeof(float));
+    ddp_packed *kept = conv_packed(s, CONV_PACK_WINO_S2, (size_t)all_u * sizeof(float));
     int64_t own = few ? all_v + POINTS * CPU_W : kept ? 0 : all_u;
-    int64_t wide = s.dt != DDP_F32 ? s.w->numel : 0; /* w in f32 */
+    int64_t wide = s->dt != DDP_F32 ? s->w->numel : 0; /* w in f32 */
     size_t bytes = (size_t)(own + zeros + wide) * sizeof(float);
     float *block = ddp__scratch_take(bytes);
     if (!block) {
@@ -440,17 +464,17 @@ int conv_wino_s2_run(const ddp_call *c) {
     }
     memset(block + own, 0, (size_t)zeros * sizeof(float));
     v.zeros = (const char *)(block + own);
-    v.w = wide ? block + own + zeros : cpu_f32(s.w);
-    if (wide) cpu_widen(s.dt, ddp__ptr(s.w), 0, block + own + zeros, wide);
+    v.w = wide ? block + own + zeros : cpu_f32(s->w);
+    if (wide) cpu_widen(s->dt, ddp__ptr(s->w), 0, block + own + zeros, wide);
     v.failed = &failed;
     v.V = block;
     v.u = kept ? kept->bytes : few ? NULL : block;
     if (kept ? !kept->ready : !few) cpu_share(panels, all_u, pack_panels, &v);
     if (few) {
         cpu_share(v.tiles, v.tiles * v.reads * 16, transform_all, &v);
-        cpu_share(panels, conv_work(&s), run_panels, &v);
+        cpu_share(panels, conv_work(s), run_panels, &v);
     } else {
-        cpu_share((v.tiles + v.chunk - 1) / v.chunk, conv_work(&s), run_chunks, &v);
+        cpu_share((v.tiles + v.chunk - 1) / v.chunk, conv_work(s), run_chunks, &v);
     }
     ddp__scratch_give(block, bytes);
     ddp__packed_give(kept, true);

@@ -195,7 +195,7 @@ int cpu_half_gemm(const gemm *g, bool amx) {
     h.panels = (g->N + CONV_NR - 1) / CONV_NR;
     int64_t blocks = (g->M + TILES_ROWS - 1) / TILES_ROWS;
     h.groups = h.as_they_lie && blocks < 4 && h.panels >= 4 ? 4 : 1;
-    h.more = (tile_more){g->act, g->y, g->residual, g->pre};
+    h.more = (tile_more){.act = g->act, .y = g->y, .residual = g->residual, .pre = g->pre};
     if (more) h.p.more = &h.more;
     size_t bias = (size_t)conv_round_up(g->N * ddp__dtype_bytes[g->dt], 4),
            bytes = (size_t)(h.panels * words(&h)) * 4 + bias + 64;

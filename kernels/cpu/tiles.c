@@ -58,8 +58,33 @@ static void finish_more(const tile_panels *p, int rows, char *const *to, int64_t
     else finish_more_of(DDP_F32, p, rows, to, k, acc);
 }
 
+/* The same with scale, all of it in registers. */
+CPU_INLINE void finish_scaled_as(ddp_dtype dt, const tile_panels *p, int rows, char *const *to, int64_t k,
+                                 cpu_vec acc[][2]) {
+    const tile_more *m = p->more;
+    cpu_vec scale[2] = {{0}, {0}}, shift[2] = {{0}, {0}};
+    int64_t left = p->columns - k;
+    int vectors = left > CPU_W ? 2 : 1;
+    for (int j = 0; j < vectors; j++) {
+        scale[j] = cpu_load(DDP_F32, m->scale, k + j * CPU_W);
+        shift[j] = cpu_load(DDP_F32, m->shift, k + j * CPU_W);
+    }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < vectors; j++) {
+            char *at = cpu_at(dt, to[i], k + j * CPU_W);
+            int64_t n = left - j * CPU_W;
+            conv_store(at, dt, n, conv_more(m, dt, n, acc[i][j], scale[j], shift[j], at));
+        }
+}
+static void finish_scaled(const tile_panels *p, int rows, char *const *to, int64_t k, cpu_vec acc[][2]) {
+    if (p->dt == DDP_BF16) finish_scaled_as(DDP_BF16, p, rows, to, k, acc);
+    else if (p->dt == DDP_F16) finish_scaled_as(DDP_F16, p, rows, to, k, acc);
+    else finish_scaled_as(DDP_F32, p, rows, to, k, acc);
+}
+
 CPU_INLINE void finish(const tile_panels *p, int rows, char *const *to, int64_t k, cpu_vec acc[][2]) {
-    if (p->more) finish_more(p, rows, to, k, acc);
+    if (p->more && p->more->scale) finish_scaled(p, rows, to, k, acc);
+    else if (p->more) finish_more(p, rows, to, k, acc);
     else if (p->dt == DDP_F32) finish_as(DDP_F32, p, rows, to, k, acc);
     else if (p->dt == DDP_BF16) finish_as(DDP_BF16, p, rows, to, k, acc);
     else finish_as(DDP_F16, p, rows, to, k, acc);
@@ -89,11 +114,18 @@ CPU_INLINE void tile(const tile_panels *p, const tile_rows *b, int rows, int64_t
     finish(p, rows, b->to + i0, k, acc);
 }
 
-/* The lines that the tile at row i and column k will write, and its share of `next`. */
+static void fetch_residual(const tile_panels *p, const tile_rows *b, int64_t i, int64_t k) {
+    for (int64_t r = i; r < i + CONV_MR; r++)
+        for (int64_t j = 0; j < CONV_NR * ddp__dtype_bytes[p->dt]; j += 64)
+            __builtin_prefetch(p->more->residual + (b->to[r] - p->more->y) + k * ddp__dtype_bytes[p->dt] + j);
+}
+
+/* The lines that the tile at row i and column k will write and, of a residual, read, and its share of `next`. */
 CPU_INLINE void fetch_lines(const tile_panels *p, const tile_rows *b, int64_t i, int64_t k) {
     for (int64_t r = i; r < i + CONV_MR; r++)
         for (int64_t j = 0; j < CONV_NR * ddp__dtype_bytes[p->dt]; j += 64)
             __builtin_prefetch(b->to[r] + k * ddp__dtype_bytes[p->dt] + j, 1);
+    if (p->more && p->more->residual && p->more->residual != p->more->y) fetch_residual(p, b, i, k);
     int64_t tiles = b->n / CONV_MR, panels = (p->columns + CONV_NR - 1) / CONV_NR;
     int64_t part = k / CONV_NR * tiles + i / CONV_MR, lines = b->next_bytes / 64, parts = tiles * panels;
     for (int64_t l = lines * part / parts; l < lines * (part + 1) / parts; l++)

@@ -23,14 +23,6 @@ typedef struct __attribute__((aligned(64))) tile_rows {
     int64_t next_bytes;
 } tile_rows;
 
-/* What is done to results besides adding the bias: y = act(sums + bias) + residual. */
-typedef struct tile_more {
-    int act;              /* DDP_ACT_* */
-    const char *y;        /* of all rows; what follows is laid out as it is, of its dtype */
-    const char *residual; /* or NULL; may be y */
-    char *pre;            /* gets sums + bias; or NULL */
-} tile_more;
-
 /* What they are multiplied with.
  *   f32     u [panels][depth][CONV_NR] of f32, rows of f32
  *   pairs   u [panels][depth / 2][CONV_NR][2] of bf16, rows of bf16, width even

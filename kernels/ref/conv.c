@@ -1,4 +1,6 @@
-/* conv.c -- reference convolutions: seven loops, added in double. */
+/* conv.c -- reference convolutions: seven loops, added in double; and with what follows them. */
+#include <math.h>
+
 #include "ref.h"
 
 /* The three ops read and write the same triples (n,k,ho,wo), (n,c,h,w), (k,c,r,s); one walk serves all. */
@@ -77,6 +79,33 @@ static int run_conv2d(const ddp_call *c) {
     return run(c, &v, into_y, c->in[2]);
 }
 DDP_REF_KERNEL(conv2d, run_conv2d);
+
+/* What a channel's sums become before the residual is added: sum * scale + shift. */
+static void scale_of(const ddp_call *c, int64_t k, double *scale, double *shift) {
+    const ddp_conv_bn_act_attrs *a = c->attrs;
+    *scale = (c->in[3] ? ref_get(c->in[3], k) : 1) / sqrt(ref_get(c->in[6], k) + a->eps);
+    *shift = ((c->in[2] ? ref_get(c->in[2], k) : 0) - ref_get(c->in[5], k)) * *scale;
+    if (c->in[4]) *shift += ref_get(c->in[4], k);
+}
+
+static int run_conv_bn_act(const ddp_call *c) {
+    const ddp_conv_bn_act_attrs *a = c->attrs;
+    const ddp_tensor *residual = c->in[7];
+    ddp_tensor *y = c->out[0];
+    conv v = {&c->in[0]->m, &c->in[1]->m, &y->m, a->stride, a->padding, a->dilation, a->groups};
+    sums s = {ref_sums(c, y->numel), ddp__ptr(c->in[0]), ddp__ptr(c->in[1]), y->m.dtype};
+    if (!s.sum) return ddp__pending();
+    walk(&v, into_y, &s);
+    for (int64_t i = 0; i < y->numel; i++) {
+        double scale, shift;
+        scale_of(c, i / (y->m.size[2] * y->m.size[3]) % y->m.size[1], &scale, &shift);
+        double z = s.sum[ref_at(&y->m, i)] * scale + shift + (residual ? ref_get(residual, i) : 0);
+        ref_put(y, i, a->relu && z < 0 ? 0 : z);
+    }
+    free(s.sum);
+    return 0;
+}
+DDP_REF_KERNEL(conv_bn_act, run_conv_bn_act);
 
 static int run_conv2d_grad_input(const ddp_call *c) {
     const ddp_conv2d_grad_input_attrs *a = c->attrs;

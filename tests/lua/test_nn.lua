@@ -278,6 +278,92 @@ t.test("a hook, or a forward of its own, keeps BatchNorm2d and ReLU apart", func
   m[2].forward = function(_, y) return y * 2 end
   t.ok(not fused())
 end)
+-- What the ops of m(x) in eval mode are called, and the result, without recording: as users run a trained model.
+local function unrecorded(m, x)
+  local y
+  return kernels_of(function() y = ddp.no_grad(m, x) end), y
+end
+local function convolutions(relu)
+  local m = nn.Sequential(nn.Conv2d(3, 8, 3, { padding = 1 }), nn.BatchNorm2d(8), relu and nn.ReLU() or nn.Tanh())
+  ddp.no_grad(m, ddp.randn(4, 3, 6, 6)) -- statistics of its own
+  return m:eval()
+end
+t.test("a Conv2d, BatchNorm2d and ReLU in eval mode go as one op where nothing is recorded, equal to the three", function()
+  ddp.manual_seed(6)
+  for _, relu in ipairs { true, false } do
+    local m, x = convolutions(relu), ddp.randn(4, 6, 6, 3):permute(1, 4, 2, 3)
+    local names, y = unrecorded(m, x)
+    t.ok(names:find "conv_bn_act" and not names:find "batch_norm" and not names:find "relu", names)
+    local recorded
+    t.ok(not kernels_of(function() recorded = m(x) end):find "conv_bn_act", "fused where a gradient may be wanted")
+    t.ok(close(y, recorded, 1e-5))
+    names, y = unrecorded(function(v) return ddp.autocast("bf16", m, v) end, x)
+    t.ok(names:find "conv_bn_act" and y:dtype() == "bf16", names)
+    t.ok(close(y:float(), recorded, 2 ^ -6))
+    m:train()
+    t.ok(not unrecorded(m, x):find "conv_bn_act", "fused in training")
+  end
+end)
+t.test("a hook, a forward of its own, check_nan, missing statistics or f64 keep Conv2d and BatchNorm2d apart", function()
+  local m, x, seen = convolutions(true), ddp.randn(2, 3, 6, 6), 0
+  local function fused() return unrecorded(m, x):find "conv_bn_act" ~= nil end
+  t.ok(fused())
+  for i = 1, 2 do
+    local hook = m[i]:register_forward_hook(function() seen = seen + 1 end)
+    t.ok(not fused() and seen == i)
+    hook:remove()
+  end
+  local hook = m[3]:register_forward_pre_hook(function(_, input) seen = seen + (input[1]:amin():item() < 0 and 1 or 0) end)
+  local names = unrecorded(m, x)
+  t.ok(names:find "conv_bn_act" and names:find "relu%.cpu" and seen == 3, "the hook saw what the norm made")
+  hook:remove()
+  ddp.check_nan(true)
+  t.ok(not fused())
+  ddp.check_nan(false)
+  local own = m[1].forward
+  m[1].forward = function(self, v) return own(self, v) * 2 end
+  t.ok(not fused())
+  m[1].forward = nil
+  t.ok(fused())
+  local bare = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, { track_running_stats = false })):eval()
+  t.ok(not unrecorded(bare, x):find "conv_bn_act")
+  t.fails(function() unrecorded(m, x:double()) end, "conv2d: w is f32, expected f64")
+end)
+t.test("resnet18's logits in eval mode are the same whether its convolutions and norms go as one op or apart", function()
+  ddp.manual_seed(8)
+  local net, x = ddp.models.resnet18 { num_classes = 10, stem = "cifar" }, ddp.randn(2, 3, 32, 32)
+  ddp.no_grad(net, x)
+  net:eval()
+  for dtype, limit in pairs { f32 = 1e-4, bf16 = 2 ^ -4 } do
+    local function run(v) return dtype == "f32" and net(v) or ddp.autocast(dtype, net, v) end
+    local names, y = unrecorded(run, x)
+    t.ok(names:find "conv_bn_act" and not names:find "batch_norm", names)
+    local recorded
+    t.ok(not kernels_of(function() recorded = run(x) end):find "conv_bn_act")
+    t.ok(y:dtype() == recorded:dtype() and close(y:float(), recorded:float(), limit), dtype)
+  end
+end)
+t.test("a Sequential frees what a Conv2d made for the BatchNorm2d after it, unless a hook could have kept it", function()
+  local m, x, kept = nn.Sequential(nn.Conv2d(3, 8, 3, { padding = 1 }), nn.BatchNorm2d(8)), ddp.randn(4, 3, 16, 16), nil
+  local function left()
+    collectgarbage()
+    collectgarbage()
+    collectgarbage "stop"
+    local before = ddp.memory_stats().live_tensors
+    local y = ddp.no_grad(m, x)
+    local n = ddp.memory_stats().live_tensors - before
+    collectgarbage "restart"
+    return n, y
+  end
+  t.eq((left()), 1)
+  local hook = m[1]:register_forward_hook(function(_, _, y) kept = y end)
+  t.eq((left()), 2)
+  t.eq(kept:size(), { 4, 8, 16, 16 })
+  hook:remove()
+  local y = m(x:requires_grad_(true)) -- the tape keeps what it reads
+  y:sum():backward()
+  t.ok(x.grad ~= nil)
+end)
 t.test("a Linear and the ReLU or GELU after it go as one op, equal to the two, gradients included", function()
   local bits = { f32 = 23, bf16 = 7 }
   for _, make in ipairs { function() return nn.ReLU() end, function() return nn.GELU() end, function() return nn.GELU { approximate = "tanh" } end } do

@@ -70,6 +70,26 @@ t.test("every way of writing a weight is seen", function()
     end
   end
 end)
+t.test("with batch norm and relu in one op weights are kept too; a changed weight, bias or statistic is seen at the next call", function()
+  needs_own_kernels()
+  for stride = 1, 2 do
+    local x, w = image(32), ddp.randn(48, 32, 3, 3, { requires_grad = true })
+    local weight, bias = ddp.randn(48, { requires_grad = true }), ddp.randn(48, { requires_grad = true })
+    local mean, var = ddp.randn(48), ddp.rand(48) + 0.5
+    local function fused(used) return ddp.no_grad(ops.conv_bn_act, x, used, nil, weight, bias, mean, var, nil, stride, 1, 1, 1, 1e-5, true) end
+    local function unkept() return fused(ddp.no_grad(function() return w:clone() end)) end
+    local before
+    for _ = 1, 3 do before = fused(w) end
+    t.ok(kept() > 0, "nothing was kept")
+    t.ok(before:equal(unkept()))
+    for name, changed in pairs { w = w, weight = weight, bias = bias, mean = mean, var = var } do
+      ddp.no_grad(function() changed:mul_(2) end)
+      local after = fused(w)
+      t.ok(after:equal(unkept()) and not after:equal(before), "stale after a write to " .. name)
+      before = after
+    end
+  end
+end)
 t.test("training, weights that are no parameters, blobs and large results keep nothing", function()
   needs_own_kernels()
   ddp.empty_cache()

@@ -171,6 +171,35 @@ S.batch_norm_act = { samples = { { inputs = { { 4, 3, 2, 2 }, { 3 }, { 3 }, fals
   { inputs = { { 8, 17, 6, 6 }, { 17 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true }, { 8, 17, 6, 6 } }, no_grad = true },
   { inputs = { { 16, 64, 12, 12 }, { 64 }, { 64 }, false, false, false }, no_grad = true } },
   fail = { { inputs = { { 4, 3 }, false, false, false, false, { 4, 2 } }, text = "residual is [4,2], x [4,3]" }, { inputs = { { 1, 3 }, false, false, false, false, false }, text = "no variance to train on" } } }
+-- x, w, conv_bias, weight, bias, the statistics of k channels, residual; conv_bias, weight and bias f32 where `vectors` is "wide".
+local function conv_bn(x, w, residual, vectors, bias)
+  local k, wide = w[1], vectors == "wide"
+  local function vector(more) return { k, wide = wide or more } end
+  return { x, w, bias ~= false and vector() or false, vectors ~= "none" and vector() or false, vectors ~= "none" and vector() or false, { k, wide = true },
+    { k, kind = "positive", wide = true }, residual or false }
+end
+local STATISTICS = { [6] = true, [7] = true }
+local function no_statistics(k) return { { 1, 2, 3, 3 }, { k, 2, 3, 3 }, false, false, false, { k }, { k, kind = "positive" }, false } end
+local function conv_bn_fail(i, with, text, args, dtype)
+  local inputs = no_statistics(4)
+  inputs[i] = with
+  return { inputs = inputs, args = args, text = text, dtype = dtype }
+end
+S.conv_bn_act = { samples = { { inputs = conv_bn({ 2, 3, 5, 5 }, { 4, 3, 3, 3 }), constant = STATISTICS }, { inputs = conv_bn({ 2, 3, 5, 5 }, { 4, 3, 3, 3 }, { 2, 4, 5, 5 }), args = { 1, 1, 1, 1, 1e-5, true }, constant = STATISTICS },
+  { inputs = conv_bn({ 1, 2, 6, 5 }, { 3, 2, 3, 2 }, { 1, 3, 3, 2 }, "wide"), args = { 2, { 1, 0 }, 1, 1, 0.1 }, constant = STATISTICS },
+  { inputs = conv_bn({ 1, 4, 5, 5 }, { 6, 2, 2, 2 }, nil, "none"), args = { 1, 1, 1, 2, 1e-3, true }, constant = STATISTICS },
+  { inputs = conv_bn({ 2, 3, 4, 4 }, { 3, 1, 3, 3 }, { 2, 3, 4, 4 }, "wide", false), args = { 1, 1, 1, 3, 1e-5, true }, constant = STATISTICS },
+  { inputs = conv_bn({ 0, 3, 4, 4 }, { 3, 3, 3, 3 }), no_grad = true }, { inputs = conv_bn({ 1, 1, 1, 1 }, { 1, 1, 1, 1 }), no_grad = true },
+  { inputs = conv_bn({ 2, 32, 16, 16 }, { 32, 8, 3, 3 }, { 2, 32, 16, 16 }), args = { 1, 2, 2, 4, 1e-5, true }, no_grad = true },
+  { inputs = conv_bn({ 4, 17, 15, 16 }, { 33, 17, 3, 3 }, { 4, 33, 8, 8 }), args = { 2, 1, 1, 1, 1e-5, true }, no_grad = true } },
+  fail = { conv_bn_fail(1, { 1, 3, 3, 3 }, "conv_bn_act: w is [4,2,3,3], x [1,3,3,3] has 3 channels"), conv_bn_fail(1, { 2, 3, 3 }, "expected 4 dims"),
+    conv_bn_fail(1, { 1, 2, 2, 2 }, "the window exceeds the padded x"), conv_bn_fail(2, { 4, 2, 3, 3, dtype = "f64" }, "w is f64, expected f32"),
+    conv_bn_fail(3, { 3 }, "conv_bias is [3], expected [4] for w [4,2,3,3]"), conv_bn_fail(4, { 4, 1 }, "weight is [4,1], expected [4] for w [4,2,3,3]"),
+    conv_bn_fail(5, { 4, dtype = "f64" }, "bias is f64, expected f32"), conv_bn_fail(6, { 2 }, "running_mean is [2], expected [4]"),
+    conv_bn_fail(6, { 4 }, "running_mean is bf16, expected f32", nil, "bf16"), conv_bn_fail(7, { 4, dtype = "f64" }, "running_var is f64, expected f32"),
+    conv_bn_fail(7, false, "running_var is missing"), conv_bn_fail(8, { 1, 4, 2, 1 }, "residual is [1,4,2,1], the result [1,4,1,1]"),
+    conv_bn_fail(8, { 1, 4, 1, 1, dtype = "f64" }, "residual is f64, expected f32"), conv_bn_fail(8, false, "eps is -1, at least 0", { 1, 0, 1, 1, -1 }),
+    conv_bn_fail(8, false, "stride is 0", { 0 }), conv_bn_fail(8, false, "groups is 0, at least 1", { 1, 0, 1, 0 }) } }
 S.batch_norm_act_grad = { samples = { { inputs = { { 4, 3, 2, 2 }, { 4, 3, 2, 2 }, { 3 }, { 3, wide = true }, { 3, kind = "positive", wide = true }, { 3 } }, args = { false }, constant = { [4] = true, [5] = true } },
   { inputs = { { 8, 17, 5, 5 }, { 8, 17, 5, 5 }, { 17 }, { 17, wide = true }, { 17, kind = "positive", wide = true }, false }, no_grad = true },
   { inputs = { { 8, 64, 12, 12 }, { 8, 64, 12, 12 }, { 64 }, { 64, wide = true }, { 64, kind = "positive", wide = true }, { 64 } }, no_grad = true } },

@@ -5,23 +5,10 @@ local t = require "harness"
 local ddp = require "ddp"
 local ops = require "ddp.ops"
 local checks = require "op_checks"
+local cases = require "conv_cases"
 local base = require "ddp.ffi"
 local C = base.C
-
-local function pair(v) return type(v) == "table" and v or { v, v } end
-
--- x [n, c, h, w], window r x s to k channels; stride, padding, dilation; groups = c where depthwise.
-local function case(n, c, h, w, k, window, stride, padding, more)
-  local v = { n = n, c = c, h = h, w = w, k = k, r = pair(window)[1], s = pair(window)[2], stride = pair(stride or 1), padding = pair(padding or 0) }
-  v.dilation, v.groups = { 1, 1 }, 1
-  for key, value in pairs(more or {}) do v[key] = value end
-  v.ho = math.floor((h + 2 * v.padding[1] - v.dilation[1] * (v.r - 1) - 1) / v.stride[1]) + 1
-  v.wo = math.floor((w + 2 * v.padding[2] - v.dilation[2] * (v.s - 1) - 1) / v.stride[2]) + 1
-  v.name = ("%dx%dx%dx%d to %d by %dx%d stride %d,%d padding %d,%d%s%s"):format(n, c, h, w, k, v.r, v.s, v.stride[1], v.stride[2], v.padding[1], v.padding[2],
-    v.dilation[1] > 1 and " dilation " .. v.dilation[1] or "", v.groups > 1 and " groups " .. v.groups or "")
-  return v
-end
-local function depthwise(n, c, h, w, window, stride, padding) return case(n, c, h, w, c, window, stride, padding, { groups = c }) end
+local case, depthwise = cases.case, cases.depthwise
 
 local CASES = {
   case(1, 1, 1, 1, 1, 1), case(1, 512, 1, 1, 64, 1), case(33, 17, 7, 7, 64, 1), case(2, 64, 7, 7, 32, 1, 2), case(2, 33, 7, 7, 15, 1, 2, 1),
@@ -103,18 +90,7 @@ end
 
 -- ---- the choice ---------------------------------------------------------------------------------------------------------
 
-local function flags()
-  for line in io.lines "/proc/cpuinfo" do if line:match "^flags" then return line .. " " end end
-  return ""
-end
-local isa, cap = "v2", os.getenv "DDP_ISA"
-if flags():find " avx2 " and cap ~= "sse" then isa = "v3" end
-if flags():find " avx512bw " and flags():find " avx512vl " and (cap == nil or cap == "avx512" or cap == "amx") then isa = "v4" end
-
--- AMX multiplies bf16, and f32 in two parts.
-local has_amx = os.getenv "DDP_AMX" == "emulate" or (flags():find " amx_bf16 " and flags():find " amx_tile ")
-local pairs_of_bf16 = isa == "v4" and flags():find " avx512_bf16 "
-local amx = pairs_of_bf16 and has_amx and (cap == nil or cap == "amx")
+local isa, amx, pairs_of_bf16 = cases.isa, cases.amx, cases.pairs_of_bf16
 
 -- Without AVX2 Winograd and gathered rows are left to others.
 local function runs(v, way, dtype)

@@ -11,6 +11,11 @@ local function conv1x1(i, o, stride) return nn.Conv2d(i, o, 1, { stride = stride
 -- relu(bn(conv(x)) + residual). What is made in between is dropped at once (the tape keeps what it needs), and with `drop`
 -- x too, each where no hook of the modules that see it could have kept it.
 local function conv_bn_relu(conv, bn, x, residual, drop)
+  if layers.joins(conv, bn, x, residual) then
+    local z = layers.conv_bn_act(conv, bn, x, residual, true)
+    if drop then free(x) end
+    return z
+  end
   local y = conv(x)
   local z = layers.batch_norm_relu(bn, y, residual)
   local unseen = layers.plain(conv, nn.Conv2d)

@@ -31,14 +31,22 @@ function M.Sequential:init(...)
     self[i] = m
   end
 end
--- A BatchNorm and a ReLU after it go as one, and a Linear and a ReLU or GELU.
+-- A Conv2d, the BatchNorm2d and the ReLU after it go as one where nothing is trained, a BatchNorm and a ReLU, and a Linear and a
+-- ReLU or GELU. What a convolution made for the norm after it is freed where no hook could have kept it.
 function M.Sequential:forward(x)
   local i, n = 1, #self
   while i <= n do
     local m, after = self[i], self[i + 1]
-    if after and m:is(M.BatchNorm) and M.plain(after, M.ReLU) then
-      x = M.batch_norm_relu(m, x)
-      i = i + 2
+    if after and M.joins(m, after, x) then
+      local relu = self[i + 2] ~= nil and M.plain(self[i + 2], M.ReLU)
+      x = M.conv_bn_act(m, after, x, nil, relu)
+      i = i + (relu and 3 or 2)
+    elseif m:is(M.BatchNorm) then
+      local relu, before = after ~= nil and M.plain(after, M.ReLU), self[i - 1]
+      local normed = relu and M.batch_norm_relu(m, x) or m(x)
+      if before and M.plain(before, M.Conv2d) and M.plain(m, M.BatchNorm) then free(x) end
+      x = normed
+      i = i + (relu and 2 or 1)
     elseif after and M.plain(m, M.Linear) and M.activation(after) then
       x = M.linear_act(m, x, M.activation(after))
       i = i + 2
@@ -134,6 +142,23 @@ end
 -- Does m do what its class says, unseen: no hook to be called, no forward of its own, no check_nan that names modules?
 function M.plain(m, kind)
   return m:is(kind) and m.forward == kind.forward and not rawget(m, "_hooks") and not rawget(m, "_pre_hooks") and not module.traced()
+end
+
+-- Can conv and bn, and what is added to them, go as one op: unseen, nothing recorded, by running statistics, in dtypes that fit?
+function M.joins(conv, bn, x, residual)
+  if base.C.ddp_grad_mode() == 1 or not tensor.is_tensor(x) or bn.training or bn.running_mean == nil or not M.plain(conv, M.Conv2d) or not M.plain(bn, M.BatchNorm2d) then
+    return false
+  end
+  local C = base.C
+  local own, low = C.ddp_dtype_of(x), C.ddp_autocast_dtype()
+  if own == base.dtypes.f64 or C.ddp_dtype_of(bn.running_mean) ~= base.dtypes.f32 then return false end
+  local y = low == C.DDP_AUTOCAST_OFF and own or low
+  return (y == low or own == C.ddp_dtype_of(conv.weight)) and (residual == nil or y == C.ddp_dtype_of(residual))
+end
+-- relu(bn(conv(x)) + residual) as one op, where they join; relu and residual where they are.
+function M.conv_bn_act(conv, bn, x, residual, relu)
+  return ops.conv_bn_act(x, conv.weight, conv.bias, bn.weight, bn.bias, bn.running_mean, bn.running_var, residual, conv.stride, conv.padding, conv.dilation,
+    conv.groups, bn.eps, relu)
 end
 
 -- relu(bn(x) + residual), as one op where nobody looks in between; residual may be nil.
