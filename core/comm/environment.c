@@ -263,6 +263,7 @@ int ddp__environment_master(const ddp_environment *e, char *host, size_t n, int 
     char id[256];
     int st = master_host(e, host, n);
     *port = 0;
+    if (st == 0 && value("DDP_STORE_PORT")) return number("DDP_STORE_PORT", 1, 65535, port); /* ddprun's own */
     if (st < 0 || (st = number("MASTER_PORT", 1, 65535, port)) < 0 || *port) return st;
     if (!job_name(e, id, sizeof id))
         return ddp__fail(DDP_EINVAL,

@@ -1,7 +1,7 @@
 /* agent.c -- ddprun on several hosts (agent.h). All of it goes through the store, whose keys begin with the number of the attempt:
  *
  *   K/came/I      how many said that they are node I
- *   K/node/I      "version nodes ranks host" of node I
+ *   K/node/I      "version nodes ranks port host" of node I; port: MASTER_PORT of a program
  *   K/beat/I      a number that grows as long as node I lives
  *   K/failures    how many failures; K/failure/1 is the first: "I code", a newline and the text
  *   K/done/I      node I's ranks ended well;  K/bye/I  it has heard the end */
@@ -69,7 +69,7 @@ static int announce(job *j, ddp_store *s) {
             j->node, j->addr, j->port);
         return 1;
     }
-    snprintf(text, sizeof text, "%s %d %d %s", DDP_RUN_VERSION, j->nodes, j->n, host);
+    snprintf(text, sizeof text, "%s %d %d %d %s", DDP_RUN_VERSION, j->nodes, j->n, j->program_port, host);
     return ddp__store_set(s, KEY(j, "node", j->node), text, strlen(text) + 1) < 0 ? -1 : 0;
 }
 
@@ -79,9 +79,9 @@ static int hear_node(job *j, ddp_store *s, int i, double deadline, int *ranks) {
     void *value = NULL;
     size_t n;
     char version[32];
-    int nodes, st = 0;
+    int nodes, port, st = 0;
     if (ddp__store_get(s, KEY(j, "node", i), deadline, &value, &n) < 0) return -1;
-    if (n == 0 || sscanf(value, "%31s %d %d %127s", version, &nodes, ranks, a->host[i]) != 4 || *ranks < 1 ||
+    if (n == 0 || sscanf(value, "%31s %d %d %d %127s", version, &nodes, ranks, &port, a->host[i]) != 5 || *ranks < 1 ||
         *ranks > MAX_LOCAL_RANKS) {
         say("node %d says something that this version of ddp does not understand", i);
         st = 1;
@@ -94,6 +94,7 @@ static int hear_node(job *j, ddp_store *s, int i, double deadline, int *ranks) {
             j->nodes);
         st = 1;
     }
+    if (st == 0 && i == 0) j->program_port = port;
     free(value);
     return st;
 }

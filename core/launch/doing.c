@@ -93,7 +93,8 @@ void doing_watch(job *j) {
         uint32_t seq = atomic_load(&f->waits);
         char text[600];
         ddp_flight_call c;
-        if (!j->ranks[r].joined || j->ranks[r].exited || seq == 0 || seq == j->warned || now - f->since < long_wait(j)) continue;
+        if (!j->ranks[r].joined || j->ranks[r].exited || seq == 0 || seq == j->warned || now - f->since < long_wait(j))
+            continue;
         if (!ddp__flight_call_of(f, seq, &c)) continue;
         j->warned = seq;
         say("rank %d %s", j->first_rank + r, ddp__flight_text(f, now, text, sizeof text));

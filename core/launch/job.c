@@ -1,11 +1,13 @@
 /* job.c -- the life of a job: start, one loop over signals and pipes, end. */
 #include <errno.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -289,6 +291,23 @@ static int open_store(job *j) {
     return 1;
 }
 
+/* A program that is not ours may want to serve at MASTER_PORT itself, as torch does: a port of its own, bound here so that the
+ * system gives it to nobody else, and not listened at, so that the program can. */
+static int hold_port(job *j) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
+    socklen_t len = sizeof a;
+    int on = 1;
+    if (!j->o->exec || j->node != 0) return 0; /* node 0 tells the others */
+    j->port_fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (j->port_fd < 0 || setsockopt(j->port_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) < 0 ||
+        bind(j->port_fd, (struct sockaddr *)&a, len) < 0 || getsockname(j->port_fd, (struct sockaddr *)&a, &len) < 0) {
+        say("no port for the program: %s", strerror(errno));
+        return 1;
+    }
+    j->program_port = ntohs(a.sin_port);
+    return 0;
+}
+
 static void choose_threads(job *j) {
     const char *set = getenv("OMP_NUM_THREADS");
     int cores = ddp__cores();
@@ -340,8 +359,10 @@ static int begin(job *j) {
     int st = open_signals(j);
     if (st == 0) st = doing_open(j);
     if (st == 0) st = make_token(j);
+    if (st == 0) st = hold_port(j);
     if (st == 0) st = open_store(j);
     if (st != 0) return st;
+    if (!j->o->exec) j->program_port = j->port;
     choose_threads(j);
     st = guardian_start(j);
     return st == 0 ? spawn_ranks(j) : st;
@@ -377,6 +398,7 @@ static void free_all(job *j) {
     free(j->doing.p);
     doing_close(j);
     close_fd(&j->signal_fd);
+    close_fd(&j->port_fd);
 }
 
 int job_run(job *j) {

@@ -94,7 +94,8 @@ typedef struct job {
     const options *o;
     const places *places;
     int n, threads, port;
-    const char *addr; /* of the store */
+    const char *addr;          /* of the store */
+    int program_port, port_fd; /* MASTER_PORT of the ranks: the store's, or with --exec one that we hold */
     double started;
     char token[300];
     int restart;           /* the number of this attempt, from 0 */
@@ -112,14 +113,14 @@ typedef struct job {
     int signal_fd, guardian_fd;
     bool prefixed; /* output goes by whole lines with a prefix */
     bool at_line_start[3];
-    bool broken[3]; /* nobody reads our stdout, our stderr */
-    int first;      /* the rank that failed first, -1: none */
-    int waiter;     /* the rank that waited for one that left or is stuck, -1: none */
-    int stuck;      /* the rank that did not come where the first one waited, -1: none */
+    bool broken[3];  /* nobody reads our stdout, our stderr */
+    int first;       /* the rank that failed first, -1: none */
+    int waiter;      /* the rank that waited for one that left or is stuck, -1: none */
+    int stuck;       /* the rank that did not come where the first one waited, -1: none */
     double asked_at; /* when the stuck one was asked for its stack; 0: not yet */
     double watch_at; /* when to look for long waits again */
     uint32_t warned; /* the collective that a long wait was told of */
-    text doing;     /* what all were doing when the first failure was known */
+    text doing;      /* what all were doing when the first failure was known */
     bool in_rendezvous;
     int stop_signal; /* that a user sent us */
     bool child_news; /* a SIGCHLD came that nobody has looked into */

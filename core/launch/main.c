@@ -44,6 +44,7 @@ static int run(const options *o, const places *p, double started) {
                  .signal_fd = -1,
                  .guardian_fd = -1,
                  .flight_fd = -1,
+                 .port_fd = -1,
                  .first = -1,
                  .stuck = -1,
                  .waiter = -1};

@@ -199,11 +199,13 @@ static int read_one(options *o, char **args, int *i) {
 static int hosts_of_slurm(options *o) {
     static char addr[256];
     const char *step = getenv("SLURM_STEP_ID"), *nodes = getenv("SLURM_STEP_NUM_NODES"), *node = getenv("SLURM_NODEID");
-    const char *tasks = getenv("SLURM_STEP_NUM_TASKS"), *list = getenv("SLURM_STEP_NODELIST"), *job = getenv("SLURM_JOB_ID");
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS"), *list = getenv("SLURM_STEP_NODELIST"),
+               *job = getenv("SLURM_JOB_ID");
     char id[100];
     if (o->nnodes_given || !step || !nodes || !node || !list || atoi(nodes) < 2) return 0;
     if (tasks && atoi(tasks) != atoi(nodes)) {
-        say("srun started %s ddprun on %s hosts; one on each is needed: srun -N%s --ntasks-per-node=1 ddprun ...", tasks, nodes, nodes);
+        say("srun started %s ddprun on %s hosts; one on each is needed: srun -N%s --ntasks-per-node=1 ddprun ...",
+            tasks, nodes, nodes);
         return EXIT_USAGE;
     }
     o->nnodes = atoi(nodes);

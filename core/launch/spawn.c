@@ -70,8 +70,9 @@ static bool env_of_rank(const job *j, int r, int status_fd, int report_fd, env_l
     env_set(e, "GROUP_RANK", "%d", j->node);
     env_set(e, "GROUP_WORLD_SIZE", "%d", j->nodes);
     env_set(e, "MASTER_ADDR", "%s", j->addr);
-    env_set(e, "MASTER_PORT", "%d", j->port);
+    env_set(e, "MASTER_PORT", "%d", j->program_port);
     env_set(e, "DDP_STORE", "launcher");
+    env_set(e, "DDP_STORE_PORT", "%d", j->port);
     env_set(e, "DDP_RESTART", "%d", j->restart);
     env_set(e, "DDP_JOB", "%s", j->token);
     env_set(e, "DDP_LAUNCHED", "%.6f", j->started);

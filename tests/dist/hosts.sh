@@ -29,9 +29,9 @@ said() { grep -qE -- "$2" "$tmp/out$1"; }
 quick() { [ "$ms" -lt "$1" ]; }
 
 addr=127.0.0.1
-SHOW='echo $RANK/$WORLD_SIZE/$LOCAL_RANK/$LOCAL_WORLD_SIZE/$GROUP_RANK/$GROUP_WORLD_SIZE/$MASTER_ADDR; [ $MASTER_PORT = '
+SHOW='echo $RANK/$WORLD_SIZE/$LOCAL_RANK/$LOCAL_WORLD_SIZE/$GROUP_RANK/$GROUP_WORLD_SIZE/$MASTER_ADDR/$MASTER_PORT; [ $DDP_STORE_PORT = '
 both -n 1 --exec bash -c "$SHOW$((port + 1)) ]" -- -n 2 --exec bash -c "$SHOW$((port + 1)) ]"
-check "L8 hosts with one and two ranks make a world of three" eval 'status 0 0 && [ "$(sort "$tmp/out0" "$tmp/out1" | grep -c "^\[r")" = 3 ] && said 0 "^.r0. 0/3/0/1/0/2/127.0.0.1" && said 1 "^.r1. 1/3/0/2/1/2/" && said 1 "^.r2. 2/3/1/2/1/2/"'
+check "L8 hosts with one and two ranks make a world of three" eval 'status 0 0 && [ "$(sort "$tmp/out0" "$tmp/out1" | grep -c "^\[r")" = 3 ] && said 0 "^.r0. 0/3/0/1/0/2/127.0.0.1" && said 1 "^.r1. 1/3/0/2/1/2/" && said 1 "^.r2. 2/3/1/2/1/2/" && [ "$(grep -h "^.r" "$tmp/out0" "$tmp/out1" | sed "s|.*/||" | sort -u | wc -l)" = 1 ]'
 check "L7 each host says once who it is" said 1 "^ddprun: node 1 of 2: ranks 1 to 2 of 3, "
 both --exec bash -c 'sleep 1' -- --exec bash -c 'exit 0'
 check "a host that is done waits for the others, and all end well" eval 'status 0 0 && [ $ms -gt 900 ]'

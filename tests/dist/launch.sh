@@ -36,6 +36,13 @@ eight() {
 }
 check "L1 eight 2-rank jobs at once have eight ports" eight
 
+if command -v perl >/dev/null; then # as torch's rank 0 does: it serves at MASTER_PORT itself
+    job -n 2 --exec perl -MIO::Socket::INET -e '$a = "127.0.0.1:$ENV{MASTER_PORT}";
+        if ($ENV{RANK} == 0) { $s = IO::Socket::INET->new(Listen => 1, LocalAddr => $a, ReuseAddr => 1) or die "cannot serve at $a: $!\n"; print {$s->accept} "hello\n" }
+        else { for (1 .. 100) { last if $s = IO::Socket::INET->new($a); select undef, undef, undef, .05 } print <$s> }'
+    check "L1 a program can serve at its MASTER_PORT" test "$rc$(cat out)" = '0[r1] hello'
+else echo "skip L1 a program can serve at its MASTER_PORT: perl is missing"; fi
+
 # ---- L2, L3 ----
 DIE='if [ $RANK = 1 ]; then sleep 0.2; echo "last words" >&2; DEED; fi; exec sleep 100'
 dies() { job -n 2 --exec bash -c "${DIE/DEED/"$1"}"; } # quoted: an & in it is no pattern
