@@ -470,6 +470,24 @@ static int reply(ddp_store *s, double deadline, void **value, size_t *n) {
     }
 }
 
+/* A client on the connected socket `fd`, which it owns. NULL with the error set. */
+static ddp_store *new_client(int fd, double deadline) {
+    no_delay(fd);
+    ddp_store *s = calloc(1, sizeof *s);
+    const char *rank = getenv("RANK");
+    if (!s) {
+        close(fd);
+        ddp__fail(DDP_ENOMEM, "store: out of memory");
+        return NULL;
+    }
+    s->fd = fd;
+    if (request(s, OP_HELLO, rank ? rank : "0", NULL, 0, deadline) < 0) {
+        ddp__store_free(s);
+        return NULL;
+    }
+    return s;
+}
+
 ddp_store *ddp__store_connect(const char *host, int port, double deadline) {
     struct sockaddr_storage a;
     socklen_t len;
@@ -488,20 +506,25 @@ ddp_store *ddp__store_connect(const char *host, int port, double deadline) {
         }
         poll(NULL, 0, 20); /* rank 0 of a world started by hand may be late */
     }
-    no_delay(fd);
-    ddp_store *s = calloc(1, sizeof *s);
-    const char *rank = getenv("RANK");
-    if (!s) {
-        close(fd);
-        ddp__fail(DDP_ENOMEM, "store: out of memory");
-        return NULL;
-    }
-    s->fd = fd;
-    if (request(s, OP_HELLO, rank ? rank : "0", NULL, 0, deadline) < 0) {
-        ddp__store_free(s);
-        return NULL;
-    }
-    return s;
+    return new_client(fd, deadline);
+}
+
+ddp_store *ddp__store_again(const ddp_store *s) {
+    struct sockaddr_storage a = {0};
+    socklen_t len = sizeof a;
+    double deadline = ddp__now() + 30;
+    int fd = getpeername(s->fd, (struct sockaddr *)&a, &len) == 0 ? connect_once(&a, len, deadline) : -1;
+    if (fd >= 0) return new_client(fd, deadline);
+    ddp__fail(DDP_EIO, "store: cannot connect once more: %s", strerror(errno));
+    return NULL;
+}
+
+void ddp__store_address(const ddp_store *s, char *text, size_t n) {
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a;
+    if (getsockname(s->fd, (struct sockaddr *)&a, &len) != 0 ||
+        getnameinfo((struct sockaddr *)&a, len, text, (socklen_t)n, NULL, 0, NI_NUMERICHOST) != 0)
+        snprintf(text, n, "%s", "");
 }
 
 void ddp__store_free(ddp_store *s) {
@@ -538,6 +561,21 @@ int ddp__store_get(ddp_store *s, const char *key, double deadline, void **value,
     free(*value);
     *value = NULL;
     return st < 0 && st != DDP_ETIMEOUT ? st : ddp__fail(DDP_ETIMEOUT, "store: nobody has set %s in time", key);
+}
+
+int ddp__store_try(ddp_store *s, const char *key, double deadline, void **value, size_t *n) {
+    *value = NULL;
+    *n = 0;
+    int st = request(s, OP_TRY, key, NULL, 0, deadline);
+    if (st == 0) st = reply(s, deadline, value, n);
+    if (st == 0 && s->found) return 1;
+    free(*value);
+    *value = NULL;
+    return st == DDP_ETIMEOUT ? 0 : st;
+}
+
+int ddp__store_tell(ddp_store *s, const char *key, const void *value, size_t n) {
+    return request(s, OP_SET, key, value, n, ddp__now() + .1);
 }
 
 int ddp__store_add(ddp_store *s, const char *key, int64_t by, int64_t *value) {
