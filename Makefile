@@ -5,6 +5,7 @@ DESTDIR ?=
 SAN ?=
 B := build$(if $(SAN),-$(SAN))
 CC := gcc
+CXX := g++
 LUAJIT := luajit
 OPT ?= -O3
 WERROR ?= $(if $(CI),-Werror)
@@ -20,6 +21,12 @@ LUA_CFLAGS := $(shell pkg-config --cflags luajit 2>/dev/null)
 LUA_LIBS := $(shell pkg-config --libs luajit 2>/dev/null)
 HAVE_DNNL := $(shell test -e /usr/include/dnnl.h -o -e /usr/include/oneapi/dnnl/dnnl.h && echo yes)
 
+# Engines across hosts, each built when its library's headers are there.
+HAVE_GLOO := $(shell test -e /usr/include/gloo/context.h && command -v $(CXX) >/dev/null && echo yes)
+OMPI_FLAGS := $(shell pkg-config --cflags --libs ompi-c 2>/dev/null)
+MPICH_FLAGS := $(shell pkg-config --cflags --libs mpich 2>/dev/null)
+MPIS := $(if $(OMPI_FLAGS),openmpi) $(if $(MPICH_FLAGS),mpich)
+
 CORE_SRC := $(wildcard core/base/*.c core/tensor/*.c core/mem/*.c core/op/*.c core/ops/*.c core/grad/*.c core/amp/*.c core/comm/*.c core/data/*.c) $(wildcard kernels/ref/*.c)
 CPU_SRC := $(filter-out kernels/cpu/list.c,$(wildcard kernels/cpu/*.c))
 ISAS := v2 v3 v4
@@ -28,16 +35,16 @@ HOST_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/host/*.c))
 RUN_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/launch/*.c) core/comm/store.c core/comm/environment.c core/comm/flight_read.c core/comm/signature.c core/tensor/dtype.c core/base/error.c core/base/log.c core/base/threads.c core/base/phase.c)
 DNNL_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard kernels/onednn/*.c))
 GEN := $(B)/gen/ddp_ops.h $(B)/gen/op_attrs.h $(B)/gen/ops_table.c $(B)/lua/ddp/ops_sig.lua
-LIBS := $(B)/libddp.so $(B)/libddp_host.so $(if $(HAVE_DNNL),$(B)/libddp_onednn.so) $(B)/ddprun
+LIBS := $(B)/libddp.so $(B)/libddp_host.so $(if $(HAVE_DNNL),$(B)/libddp_onednn.so) $(if $(HAVE_GLOO),$(B)/libddp_gloo.so) $(MPIS:%=$(B)/libddp_%.so) $(B)/ddprun
 
 all: deps-check $(LIBS) $(B)/lua/ddp/cdef.lua $(B)/pkgconfig/ddp.pc ## build everything into build/
-	@echo "ddp: $$($(LUAJIT) -v | cut -d' ' -f1-2) onednn $(if $(HAVE_DNNL),$$(pkg-config --modversion dnnl 2>/dev/null || echo yes),no (libdnnl-dev is missing)) cuda no (not built yet)"
+	@echo "ddp: $$($(LUAJIT) -v | cut -d' ' -f1-2) onednn $(if $(HAVE_DNNL),$$(pkg-config --modversion dnnl 2>/dev/null || echo yes),no (libdnnl-dev is missing)) gloo $(if $(HAVE_GLOO),yes,no) mpi $(if $(strip $(MPIS)),$(strip $(MPIS)),no) cuda no (not built yet)"
 
 # ---- packages ------------------------------------------------------------------------------------------------
 deps-check:
 	@vendor/need.sh build
 deps: ## install what building and testing needs (Debian, as root)
-	@vendor/need.sh --install build test lint
+	@vendor/need.sh --install build comm test lint
 
 # ---- what follows from ops.def -----------------------------------------------------------------------------------
 $(GEN) &: core/op/ops.def scripts/tools/gen_ops.lua
@@ -68,6 +75,10 @@ $(B)/libddp.so: $(CORE_OBJ)
 	$(CC) -shared -Wl,-soname,libddp.so $(LDFLAGS_ALL) -o $@ $^ -lmvec -lm -ldl -lpthread
 $(B)/libddp_onednn.so: $(DNNL_OBJ) $(B)/libddp.so
 	$(CC) -shared $(LDFLAGS_ALL) -o $@ $(DNNL_OBJ) -L$(B) -lddp -ldnnl -lm -Wl,-rpath,'$$ORIGIN'
+$(B)/libddp_gloo.so: kernels/gloo/gloo.cc $(wildcard core/comm/*.h) $(B)/libddp.so
+	$(CXX) $(subst -std=c11,-std=c++17,$(filter-out -MMD -MP,$(CFLAGS_ALL))) -shared $(LDFLAGS_ALL) -o $@ $< -L$(B) -lddp -lgloo -lpthread -Wl,-rpath,'$$ORIGIN'
+$(B)/libddp_openmpi.so $(B)/libddp_mpich.so: kernels/mpi/mpi.c kernels/mpi/pmi.c $(wildcard core/comm/*.h kernels/mpi/*.h) $(B)/libddp.so
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) -shared $(LDFLAGS_ALL) -o $@ $(filter %.c,$^) -L$(B) -lddp $(if $(findstring openmpi,$@),$(OMPI_FLAGS),$(MPICH_FLAGS)) -lpthread -Wl,-rpath,'$$ORIGIN'
 $(B)/libddp_host.so: $(HOST_OBJ) $(B)/libddp.so
 	$(CC) -shared -Wl,-soname,libddp_host.so $(LDFLAGS_ALL) -o $@ $(HOST_OBJ) -L$(B) -lddp $(LUA_LIBS) -lpthread -Wl,-rpath,'$$ORIGIN'
 $(B)/ddprun: $(RUN_OBJ)

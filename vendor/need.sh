@@ -1,7 +1,7 @@
 #!/bin/sh
 # need.sh [--install] GROUP... -- are the packages of these groups there? With --install, as root and with apt, installs
 # what is missing; else names it in one line that can be pasted and ends with status 2. Where all is there it is silent.
-# Groups: build test data lint.
+# Groups: build comm test data lint.
 install=0
 [ "$1" = --install ] && { install=1; shift; }
 missing=""
@@ -18,6 +18,13 @@ for group in "$@"; do
       need luajit command -v luajit
       need libluajit-5.1-dev test -e /usr/include/luajit-2.1/lua.h
       need libdnnl-dev sh -c 'test -e /usr/include/dnnl.h || test -e /usr/include/oneapi/dnnl/dnnl.h' ;;
+    comm) # engines across hosts: each is built where its library is
+      need g++ command -v g++
+      need libgloo-dev test -e /usr/include/gloo/context.h
+      need libopenmpi-dev pkg-config --exists ompi-c
+      need openmpi-bin command -v mpirun.openmpi
+      need libmpich-dev pkg-config --exists mpich
+      need mpich command -v mpirun.mpich ;;
     test)
       need procps command -v pgrep ;;
     data) # to unpack the CIFAR-10 images that some tests use

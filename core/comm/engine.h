@@ -53,7 +53,9 @@ typedef struct ddp_coll {
     double weight;     /* with CAP_WEIGHTED and MEAN: result = sum(w*x) / sum(w); 1 by default; 0: contributes nothing.
                              With SUM: weight 0 contributes nothing. When all weights are 0 the result is 0. */
     double deadline_s; /* seconds a wait may last, from the moment it begins; <= 0: for ever */
-    double weight_sum; /* [OUT] after completion: sum of weights of the ranks */
+    const volatile int *late; /* NULL, or what another thread sets to 1 to say that the wait has lasted too long */
+    double share;             /* not 0: what weight_sum adds up in place of weight, for an engine made of engines */
+    double weight_sum;        /* [OUT] after completion: sum of weights of the ranks */
 } ddp_coll;
 
 /* What an engine is given. */
@@ -64,6 +66,8 @@ typedef struct ddp_boot {
     const char *prefix; /* for its keys in the store */
     double timeout;     /* seconds */
     int cores;          /* usable by all local ranks together */
+    int node_rank;      /* which host this is, from 0 */
+    const int *called;  /* [size]: what errors call the ranks; NULL: their numbers. Stays as long as the communicator */
 } ddp_boot;
 
 typedef struct ddp_engine {
@@ -86,9 +90,24 @@ typedef struct ddp_engine {
 } ddp_engine;
 
 extern const ddp_engine ddp__engine_shm;
+DDP_LOCAL const ddp_engine *ddp__engine_hier(void);
+/* The engine called `name` (NULL, "" and auto: the best one for these ranks) for a world of `size` ranks, `local_size` of
+ * them on this host. Plug-ins are loaded from the folder of libddp. Refuses what is unknown, not built or unusable. */
+DDP_LOCAL int ddp__pick_engine(const char *name, int size, int local_size, const ddp_engine **out);
+/* What a plug-in exports as ddp_plugin_engine. */
+typedef const ddp_engine *(*ddp_plugin_engine_fn)(void);
 
 /* What peers are told of a mismatch: both calls in words, into text. */
 DDP_LOCAL const char *ddp__signature_text(const ddp_signature *s, char *text, size_t n);
 DDP_LOCAL bool ddp__signature_equal(const ddp_signature *a, const ddp_signature *b);
+/* With the number of the call: "all_reduce #412 sum (f32 x 4096, bucket 3, train.lua:57)". */
+DDP_LOCAL const char *ddp__signature_call(const ddp_signature *s, uint32_t seq, char *text, size_t n);
+
+/* What errors call rank r of b. */
+static inline int ddp__called(const ddp_boot *b, int r) { return b->called ? b->called[r] : r; }
+
+/* Every rank says that it is here and what world it thinks it is in; then all look at all. Obeys the timeout: a rank
+ * that does not come is named (DDP_ETIMEOUT), so are two of one number and worlds that differ (DDP_EMISMATCH). */
+DDP_LOCAL int ddp__roll_call(const ddp_boot *b);
 
 #endif

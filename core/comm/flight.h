@@ -43,8 +43,6 @@ DDP_LOCAL void ddp__flight_end(int status);
 
 /* Copies call `seq` of f; false when the ring has it no more. */
 DDP_LOCAL bool ddp__flight_call_of(const ddp_flight *f, uint32_t seq, ddp_flight_call *out);
-/* "all_reduce #412 sum (f32 x 4096, bucket 3, train.lua:57)". */
-DDP_LOCAL const char *ddp__call_text(const ddp_signature *s, uint32_t seq, char *text, size_t n);
 /* "waits in all_reduce #412 ... since 2.0 s", "backward of step 20, 2.0 s after all_reduce #411 ...". */
 DDP_LOCAL const char *ddp__flight_text(const ddp_flight *f, double now, char *text, size_t n);
 

@@ -12,14 +12,6 @@ bool ddp__flight_call_of(const ddp_flight *f, uint32_t seq, ddp_flight_call *out
     return atomic_load(&c->seq) == seq;
 }
 
-const char *ddp__call_text(const ddp_signature *s, uint32_t seq, char *text, size_t n) {
-    char plain[256];
-    ddp__signature_text(s, plain, sizeof plain);
-    int word = (int)strcspn(plain, " ");
-    snprintf(text, n, "%.*s #%u%s", word, plain, seq, plain + word);
-    return text;
-}
-
 const char *ddp__flight_text(const ddp_flight *f, double now, char *text, size_t n) {
     static const char *const phases[] = {"computing", "loading data", "in the backward pass", "in a collective",
                                          "in the optimizer"};
@@ -29,7 +21,7 @@ const char *ddp__flight_text(const ddp_flight *f, double now, char *text, size_t
     long long step = atomic_load(&f->progress.steps) + 1;
     char what[320] = "a collective";
     ddp_flight_call c;
-    if (ddp__flight_call_of(f, seq, &c)) ddp__call_text(&c.sig, seq, what, sizeof what);
+    if (ddp__flight_call_of(f, seq, &c)) ddp__signature_call(&c.sig, seq, what, sizeof what);
     double ago = now - f->since;
     if (waits) snprintf(text, n, "waits in %s since %.1f s, step %lld", what, ago, step);
     else if (phase < 0 || phase >= DDP_PHASES) snprintf(text, n, "has left no readable record");

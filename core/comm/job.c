@@ -104,14 +104,9 @@ static int read_env(ddp_job *j, const ddp_init_opts *opts) {
     return st;
 }
 
-static int pick_engine(const ddp_init_opts *opts, const ddp_engine **out) {
+static int pick_engine(const ddp_init_opts *opts, const ddp_job *j, const ddp_engine **out) {
     const char *name = opts && opts->size >= sizeof *opts && opts->engine ? opts->engine : getenv("DDP_ENGINE");
-    if (!name || !*name || strcmp(name, "auto") == 0 || strcmp(name, "shm") == 0) *out = &ddp__engine_shm;
-    else return ddp__fail(DDP_EINVAL, "init: engine \"%s\" is not built yet, expected auto or shm", name);
-    char why[256] = "";
-    if ((*out)->probe && (*out)->probe(why, sizeof why) != 0)
-        return ddp__fail(DDP_ENOSUP, "init: engine %s cannot work here: %s", (*out)->name, why);
-    return 0;
+    return ddp__pick_engine(name, j->size, j->local_size, out);
 }
 
 /* Opens the store: the launcher's, or in a world started by hand the one that rank 0 serves. */
@@ -139,7 +134,8 @@ int ddp_init(const ddp_init_opts *opts) {
     ddp__flight_open(fresh.local_rank);
     if ((st = ddp__fault_read(fresh.rank, from_env("GROUP_RANK", 0))) < 0 || (st = ddp__fault_at_init()) < 0) return st;
     if (fresh.size > 1) {
-        if ((st = pick_engine(opts, &fresh.engine)) < 0 || (st = open_store(&fresh, ddp__now() + fresh.timeout)) < 0)
+        if ((st = pick_engine(opts, &fresh, &fresh.engine)) < 0 ||
+            (st = open_store(&fresh, ddp__now() + fresh.timeout)) < 0)
             goto fail;
         ddp_boot boot = {.rank = fresh.rank,
                          .size = fresh.size,
@@ -148,7 +144,8 @@ int ddp_init(const ddp_init_opts *opts) {
                          .store = fresh.store,
                          .prefix = "world",
                          .timeout = fresh.timeout,
-                         .cores = ddp__cores()};
+                         .cores = ddp__cores(),
+                         .node_rank = from_env("GROUP_RANK", 0)};
         if ((st = fresh.engine->init(&fresh.comm, &boot)) < 0) goto fail;
     }
     fresh.initialized = true;

@@ -147,44 +147,6 @@ static void *shared_segment(const ddp_comm *c, const char *key, size_t bytes) {
 
 /* ---- joining ---- */
 
-/* Every rank says that it is here and what world it thinks it is in; then all look at all. */
-static int roll_call(const ddp_boot *b) {
-    char key[128], mine[64];
-    int64_t times;
-    snprintf(key, sizeof key, "%s/count/%d", b->prefix, b->rank);
-    if (ddp__store_add(b->store, key, 1, &times) < 0) return ddp__pending();
-    if (times > 1) return ddp__fail(DDP_EMISMATCH, "init: two processes say they are rank %d", b->rank);
-    snprintf(key, sizeof key, "%s/rank/%d", b->prefix, b->rank);
-    snprintf(mine, sizeof mine, "%d", b->size);
-    if (ddp__store_set(b->store, key, mine, strlen(mine) + 1) < 0) return ddp__pending();
-    double deadline = ddp__now() + b->timeout;
-    char missing[256] = "";
-    size_t at = 0;
-    int n = 0;
-    for (int r = 0; r < b->size; r++) {
-        void *value = NULL;
-        size_t len;
-        snprintf(key, sizeof key, "%s/rank/%d", b->prefix, r);
-        if (ddp__store_get(b->store, key, n ? ddp__now() : deadline, &value, &len) < 0) {
-            if (ddp__pending() != DDP_ETIMEOUT) return ddp__pending();
-            ddp_error_take(NULL);
-            if (at < sizeof missing)
-                at += (size_t)snprintf(missing + at, sizeof missing - at, "%s%d", n ? ", " : "", r);
-            n++;
-            continue;
-        }
-        int theirs = atoi(value);
-        free(value);
-        if (theirs != b->size)
-            return ddp__fail(DDP_EMISMATCH, "init: rank %d is in a world of %d, rank %d in one of %d", r, theirs,
-                             b->rank, b->size);
-    }
-    if (n)
-        return ddp__fail(DDP_ETIMEOUT, "init: missing: rank%s %s of %d, after %.1f s", n == 1 ? "" : "s", missing,
-                         b->size, b->timeout);
-    return 0;
-}
-
 static double delay_from_env(void) {
     const char *f = getenv("DDP_FAULT");
     return f && strncmp(f, "delay:", 6) == 0 ? atof(f + 6) * 1e-3 : 0;
@@ -194,13 +156,14 @@ static int shm_init(ddp_comm **out, const ddp_boot *b) {
     if (b->size > SHM_MAX_RANKS)
         return ddp__fail(DDP_EINVAL, "shm: %d ranks on one host, at most %d", b->size, SHM_MAX_RANKS);
     if (b->local_size != b->size)
-        return ddp__fail(DDP_ENOSUP, "shm: %d of %d ranks are on this host; several hosts are not built yet",
+        return ddp__fail(DDP_ENOSUP, "shm: %d of %d ranks are on this host; across hosts take --engine hier or gloo",
                          b->local_size, b->size);
-    int st = roll_call(b);
+    int st = ddp__roll_call(b);
     if (st < 0) return st;
     ddp_comm *c = calloc(1, sizeof *c);
     if (!c) return ddp__fail(DDP_ENOMEM, "shm: out of memory");
     pthread_mutex_init(&c->death, NULL);
+    c->boot = *b;
     c->rank = b->rank;
     c->size = b->size;
     c->timeout = b->timeout;

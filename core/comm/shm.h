@@ -6,7 +6,7 @@
  * Every rank runs the same sequence of collectives. A request is published by its signature in the rank's ring and the
  * counter `posted`; then
  *   in place    (all buffers at one offset of one bucket segment): each rank reduces its share over all copies, writes the
- *               result into every copy and counts `shared`; done when all have.
+ *               result into every copy and counts `shared`; done when all have. A broadcast reads the root's copy.
  *   by chunks   each rank copies a chunk into its slot and counts `copied`; when all have, each reads the slots in rank
  *               order and counts `consumed`; a slot is written again when all have consumed what it held.
  *   split       (large all-reduces, by chunks): between the two each rank reduces its share of the chunk, leaves the
@@ -18,8 +18,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "../tensor/tensor.h"
 #include "engine.h"
+#include "reduce.h"
 
 enum {
     SHM_RING = 64,
@@ -84,6 +84,7 @@ struct ddp_req {
 
 struct ddp_comm {
     int rank, size;
+    ddp_boot boot;
     bool spin;
     double timeout;
     shm_control *ctl; /* NULL after destroy */
@@ -124,8 +125,8 @@ static inline shm_entry *shm_entry_of(const ddp_comm *c, int rank, uint32_t seq)
 }
 /* The bucket segment in which p lies, NULL when in none. */
 DDP_LOCAL const shm_segment *shm_find_segment(const ddp_comm *c, const void *p, size_t bytes, int64_t *offset);
-/* My share of a bucket: all copies in, the result into all of them. */
-DDP_LOCAL void shm_reduce_share(ddp_comm *c, ddp_req *r);
+/* My share of a bucket: all copies in, the result into all of them. Of a broadcast: the root's copy into mine. */
+DDP_LOCAL void shm_in_place(ddp_comm *c, ddp_req *r);
 DDP_LOCAL void shm_copy_in(ddp_comm *c, ddp_req *r, int64_t chunk);
 DDP_LOCAL void shm_reduce_chunk(ddp_comm *c, ddp_req *r, int64_t chunk);
 DDP_LOCAL void shm_read_chunk(ddp_comm *c, ddp_req *r, int64_t chunk);
@@ -133,12 +134,5 @@ DDP_LOCAL void shm_read_chunk(ddp_comm *c, ddp_req *r, int64_t chunk);
 static inline int64_t shm_elements(const ddp_comm *c, const ddp_req *r) {
     return r->coll.sig.kind == DDP_COLL_REDUCE_SCATTER ? r->coll.count * c->size : r->coll.count;
 }
-
-/* ---- shm_reduce.c ------------------------------------------------------------------------------------------------ */
-/* out[k][i] = reduce over r of in[r][i], for all n_out outputs; inputs in rank order. weights [n_in]: the mean is
- * sum(w * x) / sum(w); to the others a weight of 0 contributes nothing. Without any contribution the result is 0.
- * Outputs may be the inputs. */
-DDP_LOCAL void shm_reduce(ddp_dtype dtype, int reduce, int n_in, const void *const *in, const double *weights,
-                          int n_out, void *const *out, int64_t n);
 
 #endif

@@ -28,16 +28,21 @@ static void weights_of(const ddp_comm *c, const ddp_req *r, double *w) {
 
 /* ---- in place --------------------------------------------------------------------------------------------------------- */
 
-void shm_reduce_share(ddp_comm *c, ddp_req *r) {
+void shm_in_place(ddp_comm *c, ddp_req *r) {
     int64_t size = ddp__dtype_bytes[r->coll.dtype], lo, hi, offset = 0;
     size_t bytes = (size_t)(r->coll.count * size);
     const shm_segment *g = shm_find_segment(c, r->coll.buf, bytes, &offset);
+    if (r->coll.sig.kind == DDP_COLL_BROADCAST) {
+        const char *from = g->base + g->part * (size_t)r->coll.root + offset;
+        if (r->coll.root != c->rank) memcpy(r->coll.buf, from, bytes);
+        return;
+    }
     share_of(c, c->rank, r->coll.count, size, &lo, &hi);
     void *parts[SHM_MAX_RANKS];
     double weights[SHM_MAX_RANKS];
     for (int p = 0; p < c->size; p++) parts[p] = g->base + g->part * (size_t)p + offset + lo * size;
     weights_of(c, r, weights);
-    shm_reduce(r->coll.dtype, r->coll.reduce, c->size, (const void *const *)parts, weights, c->size, parts, hi - lo);
+    ddp__reduce(r->coll.dtype, r->coll.reduce, c->size, (const void *const *)parts, weights, c->size, parts, hi - lo);
 }
 
 /* ---- by chunks -------------------------------------------------------------------------------------------------------- */
@@ -83,7 +88,7 @@ void shm_reduce_chunk(ddp_comm *c, ddp_req *r, int64_t chunk) {
     for (int q = 0; q < c->size; q++) in[q] = q == c->rank ? mine : slot_of(c, q, &p) + lo * p.size;
     weights_of(c, r, weights);
     void *out[2] = {mine, slot_of(c, c->rank, &p) + lo * p.size};
-    shm_reduce(r->coll.dtype, r->coll.reduce, c->size, in, weights, 2, out, hi - lo);
+    ddp__reduce(r->coll.dtype, r->coll.reduce, c->size, in, weights, 2, out, hi - lo);
 }
 
 /* The shares that the others have reduced. */
@@ -112,7 +117,7 @@ static void read_sum(ddp_comm *c, ddp_req *r, const piece *p) {
     for (int q = 0; q < c->size; q++) in[q] = slot_of(c, q, p) + (lo - p->at) * p->size;
     weights_of(c, r, weights);
     void *out = (char *)k->buf + (lo - begin) * p->size;
-    shm_reduce(k->dtype, k->reduce, c->size, in, weights, 1, &out, hi - lo);
+    ddp__reduce(k->dtype, k->reduce, c->size, in, weights, 1, &out, hi - lo);
 }
 
 void shm_read_chunk(ddp_comm *c, ddp_req *r, int64_t chunk) {

@@ -60,7 +60,8 @@ int shm_health(ddp_comm *c) {
     int st = atomic_load(&c->status);
     if (st) return ddp__fail(st, "%s", c->text);
     if (atomic_load_explicit(&c->ctl->aborted, memory_order_acquire) != 2) return 0;
-    return shm_die(c, DDP_EPEER, "peer: rank %d: %.511s", c->ctl->abort_rank, c->ctl->abort_text);
+    return shm_die(c, DDP_EPEER, "peer: rank %d: %.511s", ddp__called(&c->boot, c->ctl->abort_rank),
+                   c->ctl->abort_text);
 }
 
 void shm_abort(ddp_comm *c, const char *why) {
@@ -105,7 +106,8 @@ static bool publish(ddp_comm *c, ddp_req *r) {
     size_t bytes = (size_t)r->coll.count * ddp__dtype_bytes[r->coll.dtype];
     const shm_segment *g = NULL;
     e->offset = 0;
-    if (r->coll.sig.kind == DDP_COLL_ALL_REDUCE) g = shm_find_segment(c, r->coll.buf, bytes, &e->offset);
+    if (r->coll.sig.kind == DDP_COLL_ALL_REDUCE || r->coll.sig.kind == DDP_COLL_BROADCAST)
+        g = shm_find_segment(c, r->coll.buf, bytes, &e->offset);
     e->sig = r->coll.sig;
     e->weight = r->coll.weight;
     e->segment = g ? g->serial : -1;
@@ -123,9 +125,10 @@ static int compare(ddp_comm *c, ddp_req *r) {
         if (!ddp__signature_equal(&e->sig, &mine->sig)) {
             char a[300], b[300];
             int lo = p < c->rank ? p : c->rank, hi = p < c->rank ? c->rank : p;
-            return shm_die(c, DDP_EMISMATCH, "rank %d calls %s, rank %d calls %s", lo,
-                           ddp__call_text(&shm_entry_of(c, lo, r->seq)->sig, r->seq, a, sizeof a), hi,
-                           ddp__call_text(&shm_entry_of(c, hi, r->seq)->sig, r->seq, b, sizeof b));
+            return shm_die(c, DDP_EMISMATCH, "rank %d calls %s, rank %d calls %s", ddp__called(&c->boot, lo),
+                           ddp__signature_call(&shm_entry_of(c, lo, r->seq)->sig, r->seq, a, sizeof a),
+                           ddp__called(&c->boot, hi),
+                           ddp__signature_call(&shm_entry_of(c, hi, r->seq)->sig, r->seq, b, sizeof b));
         }
         r->same |= (uint64_t)1 << p;
     }
@@ -148,7 +151,7 @@ static void plan(ddp_comm *c, ddp_req *r) {
     r->n_chunks = in_place ? 0 : (shm_elements(c, r) + r->chunk_elems - 1) / r->chunk_elems;
     r->split = r->coll.sig.kind == DDP_COLL_ALL_REDUCE && r->coll.count * size >= SHM_SPLIT;
     c->chunks += (uint32_t)r->n_chunks;
-    if (in_place) shm_reduce_share(c, r);
+    if (in_place) shm_in_place(c, r);
     r->state = r->n_chunks ? SHM_CHUNKS : SHM_WAIT_SHARED;
     if (r->n_chunks == 0) count(c, &c->ctl->rank[c->rank].shared, r->seq); /* a barrier too, which has no chunks */
 }
@@ -279,8 +282,8 @@ static int check_peers(ddp_comm *c, const ddp_req *r, bool ask) {
         char what[300], how[64];
         if (left) snprintf(how, sizeof how, "%s", left == SHM_LEFT ? "left" : "failed");
         else snprintf(how, sizeof how, "(process %d) is gone", atomic_load(&c->ctl->rank[p].pid));
-        return shm_die(c, DDP_EPEER, "peer: rank %d %s while rank %d waits in %s", p, how, c->rank,
-                       ddp__call_text(&r->coll.sig, r->seq, what, sizeof what));
+        return shm_die(c, DDP_EPEER, "peer: rank %d %s while rank %d waits in %s", ddp__called(&c->boot, p), how,
+                       ddp__called(&c->boot, c->rank), ddp__signature_call(&r->coll.sig, r->seq, what, sizeof what));
     }
     return 0;
 }
@@ -291,13 +294,14 @@ static int timed_out(ddp_comm *c, const ddp_req *r, double waited) {
     int n = 0;
     for (int p = 0; p < c->size && at < sizeof who; p++) {
         if (p == c->rank || !behind(c, r, p)) continue;
-        at += (size_t)snprintf(who + at, sizeof who - at, "%s%d", n ? ", " : "", p);
+        at += (size_t)snprintf(who + at, sizeof who - at, "%s%d", n ? ", " : "", ddp__called(&c->boot, p));
         n++;
     }
     if (n == 0) return 0; /* they came this very moment */
     bool one = n == 1;
     return shm_die(c, DDP_ETIMEOUT, "rank%s %s %s not reached %s; rank %d waits there since %.1f s", one ? "" : "s",
-                   who, one ? "has" : "have", ddp__call_text(&r->coll.sig, r->seq, what, sizeof what), c->rank, waited);
+                   who, one ? "has" : "have", ddp__signature_call(&r->coll.sig, r->seq, what, sizeof what), c->rank,
+                   waited);
 }
 
 /* Sleeps until a peer rings, a slice at most. */
@@ -340,8 +344,8 @@ int shm_wait(ddp_req *r) {
         bool ask = now - asked > ASK_S;
         if (ask) asked = now;
         if ((st = check_peers(c, c->head, ask)) < 0) return st;
-        if (r->coll.deadline_s > 0 && now - begin > r->coll.deadline_s && (st = timed_out(c, c->head, now - begin)) < 0)
-            return st;
+        bool late = (r->coll.deadline_s > 0 && now - begin > r->coll.deadline_s) || (r->coll.late && *r->coll.late);
+        if (late && (st = timed_out(c, c->head, now - begin)) < 0) return st;
         if ((st = sleep_a_slice(c, r)) < 0) return st;
     }
 }

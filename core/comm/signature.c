@@ -27,3 +27,11 @@ bool ddp__signature_equal(const ddp_signature *a, const ddp_signature *b) {
     return a->kind == b->kind && a->reduce == b->reduce && a->root == b->root && a->dtype == b->dtype &&
            a->count == b->count && strncmp(a->name, b->name, sizeof a->name) == 0;
 }
+
+const char *ddp__signature_call(const ddp_signature *s, uint32_t seq, char *text, size_t n) {
+    char plain[256];
+    ddp__signature_text(s, plain, sizeof plain);
+    int word = (int)strcspn(plain, " ");
+    snprintf(text, n, "%.*s #%u%s", word, plain, seq, plain + word);
+    return text;
+}

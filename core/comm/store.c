@@ -497,6 +497,25 @@ static int reply(ddp_store *s, double deadline, void **value, size_t *n) {
     }
 }
 
+/* A client of the job with this token on the connected socket `fd`, which it owns. NULL with the error set. */
+static ddp_store *new_client(int fd, const char token[16], double deadline) {
+    no_delay(fd);
+    ddp_store *s = calloc(1, sizeof *s);
+    const char *rank = getenv("RANK");
+    if (!s) {
+        close(fd);
+        ddp__fail(DDP_ENOMEM, "store: out of memory");
+        return NULL;
+    }
+    s->fd = fd;
+    memcpy(s->token, token, sizeof s->token);
+    if (request(s, OP_HELLO, rank ? rank : "0", NULL, 0, deadline) < 0) {
+        ddp__store_free(s);
+        return NULL;
+    }
+    return s;
+}
+
 ddp_store *ddp__store_connect(const char *host, int port, const char *job, double deadline) {
     struct sockaddr_storage a;
     socklen_t len;
@@ -515,21 +534,27 @@ ddp_store *ddp__store_connect(const char *host, int port, const char *job, doubl
         }
         poll(NULL, 0, 20); /* rank 0 of a world started by hand may be late */
     }
-    no_delay(fd);
-    ddp_store *s = calloc(1, sizeof *s);
-    const char *rank = getenv("RANK");
-    if (!s) {
-        close(fd);
-        ddp__fail(DDP_ENOMEM, "store: out of memory");
-        return NULL;
-    }
-    s->fd = fd;
-    job_token(job, s->token);
-    if (request(s, OP_HELLO, rank ? rank : "0", NULL, 0, deadline) < 0) {
-        ddp__store_free(s);
-        return NULL;
-    }
-    return s;
+    char token[16];
+    job_token(job, token);
+    return new_client(fd, token, deadline);
+}
+
+ddp_store *ddp__store_again(const ddp_store *s) {
+    struct sockaddr_storage a = {0};
+    socklen_t len = sizeof a;
+    double deadline = ddp__now() + 30;
+    int fd = getpeername(s->fd, (struct sockaddr *)&a, &len) == 0 ? connect_once(&a, len, deadline) : -1;
+    if (fd >= 0) return new_client(fd, s->token, deadline);
+    ddp__fail(DDP_EIO, "store: cannot connect once more: %s", strerror(errno));
+    return NULL;
+}
+
+void ddp__store_address(const ddp_store *s, char *text, size_t n) {
+    struct sockaddr_storage a;
+    socklen_t len = sizeof a;
+    if (getsockname(s->fd, (struct sockaddr *)&a, &len) != 0 ||
+        getnameinfo((struct sockaddr *)&a, len, text, (socklen_t)n, NULL, 0, NI_NUMERICHOST) != 0)
+        snprintf(text, n, "%s", "");
 }
 
 void ddp__store_free(ddp_store *s) {
@@ -577,6 +602,10 @@ int ddp__store_try(ddp_store *s, const char *key, double deadline, void **value,
     free(*value);
     *value = NULL;
     return st == DDP_ETIMEOUT ? ddp__fail(st, "store: no answer when asked for %s", key) : st;
+}
+
+int ddp__store_tell(ddp_store *s, const char *key, const void *value, size_t n) {
+    return request(s, OP_SET, key, value, n, ddp__now() + .1);
 }
 
 int ddp__store_add(ddp_store *s, const char *key, int64_t by, int64_t *value) {

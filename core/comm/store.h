@@ -24,8 +24,14 @@ DDP_LOCAL void ddp__store_free(ddp_store *s);
 DDP_LOCAL int ddp__store_set(ddp_store *s, const char *key, const void *value, size_t n);
 /* Waits for key until the deadline. *value is the caller's (free). DDP_ETIMEOUT, as an error too. */
 DDP_LOCAL int ddp__store_get(ddp_store *s, const char *key, double deadline, void **value, size_t *n);
-/* Asks for key without waiting for it: 1 it is there (*value is the caller's), 0 not, or an error. */
+/* Asks for key once: 1 it is there (*value is the caller's), 0 it is not, or an error: DDP_ETIMEOUT when no answer came. */
 DDP_LOCAL int ddp__store_try(ddp_store *s, const char *key, double deadline, void **value, size_t *n);
+/* Sets key without waiting for the answer: where a server that hangs must not hold up a last word. */
+DDP_LOCAL int ddp__store_tell(ddp_store *s, const char *key, const void *value, size_t n);
+/* One more connection to the server of s, for another thread. */
+DDP_LOCAL ddp_store *ddp__store_again(const ddp_store *s);
+/* The address of this host on the way to the server, as a number: "10.0.0.2". "" when it has none. */
+DDP_LOCAL void ddp__store_address(const ddp_store *s, char *text, size_t n);
 /* Adds to a counter and returns the new value through *value. */
 DDP_LOCAL int ddp__store_add(ddp_store *s, const char *key, int64_t by, int64_t *value);
 

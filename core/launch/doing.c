@@ -72,7 +72,7 @@ int doing_who_is_behind(const job *j, int r, char *what, size_t n) {
         if (behind >= 0) return -1; /* several: the waiting rank's own words name them */
         behind = q;
     }
-    if (behind >= 0) ddp__call_text(&c.sig, seq, what, n);
+    if (behind >= 0) ddp__signature_call(&c.sig, seq, what, n);
     return behind;
 }
 

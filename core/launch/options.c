@@ -46,7 +46,10 @@ static int take_n(options *o, const char *s) {
 }
 static int take_engine(options *o, const char *s) {
     o->engine = s;
-    return strcmp(s, "auto") != 0 && strcmp(s, "shm") != 0;
+    static const char *const names[] = {"auto", "shm", "gloo", "mpi", "hier"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(s, names[i]) == 0) return 0;
+    return 1;
 }
 static int take_timeout(options *o, const char *s) { return seconds(s, 1e-3, &o->timeout); }
 static int take_grace(options *o, const char *s) { return seconds(s, 0, &o->grace); }
@@ -96,7 +99,8 @@ static int take_max_restarts(options *o, const char *s) { return whole(s, 0, 100
 static const option all[] = {
     {"-n", "DDP_N", "N", "a number from 1, auto or cpu",
      "ranks on this host: a number, auto (one) or cpu (one a core); default 1", take_n},
-    {"--engine", "DDP_ENGINE", "NAME", "auto or shm", "how ranks talk: auto, shm", take_engine},
+    {"--engine", "DDP_ENGINE", "NAME", "auto, shm, gloo, mpi or hier", "how ranks talk: auto, shm, gloo, mpi, hier",
+     take_engine},
     {"--timeout", "DDP_TIMEOUT", "S", "seconds above 0", "seconds for every wait of a rank; default 600", take_timeout},
     {"--grace", "DDP_GRACE", "S", "seconds from 0", "seconds between SIGTERM and SIGKILL; default 5", take_grace},
     {"--bind", "DDP_BIND", "HOW", "none or core", "bind ranks to cores of their own: none, core", take_bind},
@@ -162,7 +166,7 @@ static int unknown(const char *got, size_t len) {
 /* Gives a value to an option; `source` is what the user wrote it as. */
 static int take(options *o, const option *p, const char *source, const char *value) {
     if (p->take(o, value) == 0) return 0;
-    static const char *const later[] = {"gloo", "mpi", "nccl", "hier"};
+    static const char *const later[] = {"nccl"};
     if (strcmp(p->name, "-n") == 0 && strcmp(value, "gpu") == 0)
         say("%s gpu: no GPU here, expected %s", source, p->expect);
     else {

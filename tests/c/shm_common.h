@@ -31,7 +31,7 @@ static world *w;
 static int rank_;
 static ddp_store *store_;
 static ddp_comm *comm_;
-static const ddp_engine *const E = &ddp__engine_shm;
+static const ddp_engine *E = &ddp__engine_shm;
 static int failures;
 
 #define FAIL(...) (snprintf(w->why[rank_], sizeof w->why[rank_], __VA_ARGS__), _exit(1))
@@ -112,9 +112,9 @@ static bool run(int size, double timeout, void (*fn)(void), int killed) {
 
 static void verdict(const char *name, bool ok, const char *why) {
     if (ok) {
-        printf("ok shm %s\n", name);
+        printf("ok %s %s\n", E->name, name);
     } else {
-        printf("not ok shm %s: %s", name, why);
+        printf("not ok %s %s: %s", E->name, name, why);
         for (int r = 0; r < w->size; r++)
             if (w->why[r][0] || w->said[r][0]) printf(" [rank %d: %s%s]", r, w->why[r], w->said[r]);
         printf("\n");

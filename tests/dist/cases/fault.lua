@@ -20,6 +20,16 @@ elseif kind == "dtype" then
 elseif kind == "stall" then
   if r == 1 then os.execute "sleep 60" end
   ddp.all_reduce(ddp.ones(4))
+elseif kind == "stall3" then
+  ddp.all_reduce(ddp.ones(4))
+  if r == 2 then os.execute "sleep 5" end
+  ddp.all_reduce(ddp.ones(4))
+elseif kind == "stop" or kind == "kill" or kind == "kill3" then
+  local ffi = require "ffi"
+  ffi.cdef "int getpid(void); int kill(int pid, int signal);"
+  ddp.all_reduce(ddp.ones(4))
+  if r == (kind == "kill3" and 2 or 1) then ffi.C.kill(ffi.C.getpid(), kind == "stop" and 19 or 9) end
+  for _ = 1, 100 do ddp.all_reduce(ddp.ones(400000)) end
 elseif kind == "exit0" then
   if r == 1 then os.exit(0) end
   ddp.barrier()

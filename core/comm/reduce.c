@@ -1,7 +1,7 @@
-/* shm_reduce.c -- adding up, the same way on every rank. */
+/* reduce.c -- adding up, the same way on every rank and for every engine of the host. */
 #include <string.h>
 
-#include "shm.h"
+#include "reduce.h"
 
 /* One loop compiled for several instruction sets, chosen when the library is loaded. All ranks of a host choose alike. */
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(__clang__)
@@ -102,9 +102,9 @@ INTS(reduce_i64, int64_t, uint64_t)
 INTS(reduce_i32, int32_t, uint32_t)
 INTS(reduce_u8, uint8_t, uint8_t)
 
-void shm_reduce(ddp_dtype dtype, int reduce, int n_in, const void *const *in, const double *w, int n_out,
-                void *const *out, int64_t n) {
-    double ones[SHM_MAX_RANKS];
+void ddp__reduce(ddp_dtype dtype, int reduce, int n_in, const void *const *in, const double *w, int n_out,
+                 void *const *out, int64_t n) {
+    double ones[DDP_REDUCE_MAX];
     if (reduce == DDP_MEAN && w[0] != 0 && all_are(w[0], n_in, w)) { /* a mean of equal weights needs none */
         for (int r = 0; r < n_in; r++) ones[r] = 1;
         w = ones;
