@@ -300,7 +300,7 @@ static int timed_out(ddp_comm *c, const ddp_req *r, double waited) {
     if (n == 0) return 0; /* they came this very moment */
     bool one = n == 1;
     return shm_die(c, DDP_ETIMEOUT, "rank%s %s %s not reached %s; rank %d waits there since %.1f s", one ? "" : "s",
-                   who, one ? "has" : "have", ddp__signature_call(&r->coll.sig, r->seq, what, sizeof what), c->rank,
+                   who, one ? "has" : "have", ddp__signature_call(&r->coll.sig, r->seq, what, sizeof what), ddp__called(&c->boot, c->rank),
                    waited);
 }
 

@@ -7,8 +7,9 @@
 #include "agent.h"
 
 /* Seconds: in which the cause of a "peer:" failure may still arrive; in which a rank that reported an error may end by
- * itself; in which the other ranks of a program that never calls ddp_finish may leave too; in which a rank tells its stack. */
-static const double CAUSE_COMES = 0.1, ENDS_ITSELF = 1, LEAVE_TOGETHER = 0.3, TELLS = 0.2;
+ * itself; in which the other ranks of a program that never calls ddp_finish may leave too; in which a rank tells its stack; in which the host
+ * of a rank that did not come says why. */
+static const double CAUSE_COMES = 0.1, ENDS_ITSELF = 1, LEAVE_TOGETHER = 0.3, TELLS = 0.2, OTHER_HOST = 1.5;
 enum { TAIL_LINES = 10 };
 
 /* ---- what ranks say ---- */
@@ -122,6 +123,8 @@ void verdict_decide(job *j) {
         doing_ask(j, stuck);
     }
     if (stuck >= 0 && now < j->asked_at + TELLS) return;
+    bool in_vain = stuck < 0 && j->ranks[r].joined && atomic_load(&j->flight[r].failed) == DDP_ETIMEOUT;
+    if (j->agent && in_vain && now < j->ranks[r].fail_at + OTHER_HOST) return;
     j->first = r;
     j->stuck = stuck;
     if (j->n > 1) doing_add_all(&j->doing, j, "    ");

@@ -101,6 +101,25 @@ $LAB wire "$lab" delay=40 loss=5
 both -n 2 --exec true -- -n 2 --exec true
 check "they meet over a bad line" eval 'status 0 0 && quick 15000'
 $LAB wire "$lab" delay=0 loss=0
+
+# Ranks that train over both hosts: shared memory inside, gloo between.
+if [ -e "$B/libddp_gloo.so" ]; then
+  STEPS="--timeout 3 -n 2 $CASES/steps.lua"
+  both $STEPS -- $STEPS
+  check "four ranks on two hosts train" eval 'status 0 0 && said 0 "r0. fine"'
+  export DDP_FAULT="rank=3 step=12 do=kill"; both $STEPS -- $STEPS
+  check "L2 a killed rank ends the job on both hosts" eval 'status 137 137 && quick 4000'
+  check "L3 both hosts say who it was" eval 'said 0 "rank 3 failed first, .*SIGKILL" && said 1 "rank 3 failed first, .*SIGKILL"'
+  export DDP_FAULT="rank=2 step=12 do=stop"; both $STEPS -- $STEPS
+  check "C1 C2 a rank that stands still is named on both hosts" eval 'status 1 1 && said 0 "rank 2 is stuck: it has not reached all_reduce" && said 1 "rank 2 is stuck: it has not reached all_reduce" && quick 7500'
+  export DDP_FAULT="rank=0 step=12 do=throw"; both $STEPS -- $STEPS
+  check "L3 an error on node 0 is told on node 1 with its line" eval 'status 1 1 && said 1 "steps.lua:12: .*thrown by DDP_FAULT"'
+  export DDP_FAULT="rank=1 step=12 do=kill"; both --max-restarts 1 $STEPS -- --max-restarts 1 $STEPS
+  check "L10 a job on two hosts starts again on both" eval 'status 0 0 && said 0 "restart 1 of 1" && said 1 "restart 1 of 1" && said 0 "r0. fine"'
+  export DDP_HEARTBEAT=2 DDP_FAULT="rank=0 step=20 do=delay:1500"; port=$((port + 1)); start 0 $STEPS; start 1 $STEPS; sleep 0.9; $LAB wire "$lab" cut=1; t=${EPOCHREALTIME/./}; wait; ms=$(((${EPOCHREALTIME/./} - t) / 1000)); $LAB wire "$lab" cut=0
+  check "a cable cut in the midst of training ends it on both sides" eval '[ "$(cat "$tmp/status0")" != 0 ] && [ "$(cat "$tmp/status1")" != 0 ] && quick 6500'
+  unset DDP_FAULT
+else echo "skip four ranks on two hosts train: built without gloo"; fi
 export DDP_HEARTBEAT=2
 port=$((port + 1)); start 0 --exec sleep 987; start 1 --exec sleep 987; sleep 1.5; $LAB wire "$lab" cut=1; t=${EPOCHREALTIME/./}; wait; ms=$(((${EPOCHREALTIME/./} - t) / 1000)); $LAB wire "$lab" cut=0
 check "a cut cable ends the job on both sides within the limit of heartbeats" eval 'status 1 1 && quick 4500'
