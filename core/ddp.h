@@ -126,6 +126,9 @@ DDP_API int ddp_num_threads(void);
 DDP_API int ddp_job_status(void);
 /* Ends all ranks: their waits return DDP_EPEER with `why`. Any thread. */
 DDP_API void ddp_abort(const char *why);
+/* 1 once this process or, in a job, any rank got SIGTERM or SIGINT since the first call, which replaces their default action;
+ * a second signal of the kind ends the process. The same answer on all ranks. Collective. Negative on error. Compute thread. */
+DDP_API int ddp_stop_requested(void);
 /* What this thread is about to do, for messages between ranks ("train.lua:57"); copied, cut at 95 bytes. */
 DDP_API void ddp_set_where(const char *where);
 

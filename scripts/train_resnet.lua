@@ -91,17 +91,29 @@ local function train_batch(epoch, x, y)
 end
 
 local epoch, done, mean = 0, false, nil
+local stopped = false -- by SIGTERM or SIGINT, which reach the loop as an answer and not as an end
 while not done and epoch < epochs do
   epoch = epoch + 1
   for x, y in loader:iter() do
+    local before = step
     train_batch(epoch, x, y)
     if args.steps > 0 and step >= args.steps then done = true break end
+    if step > before and ddp.stop_requested() then stopped, done = true, true break end
   end
+  if stopped then break end
   local _, info = stepper:flush()
   if info.window_end then close_step(epoch) end
   if args.steps > 0 and step >= args.steps then done = true end
   mean = ddp.reduce_metrics { loss = { recent() } }.loss
   ddp.progress(("epoch %d, step %d of %d, loss %.4f (mean of the last %d steps)"):format(epoch, step, total, mean, math.min(step, WINDOW)), true)
+end
+
+-- All ranks leave after the same step. (What --save FILE is to hold belongs here, once that is built.)
+if stopped then
+  ddp.progress(("stopped after step %d of %d"):format(step, total), true)
+  loader:close()
+  ddp.finish()
+  return
 end
 
 -- ---- evaluation: each sample once, whatever the number of ranks -------------------------------------------------------

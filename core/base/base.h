@@ -26,6 +26,13 @@ typedef struct ddp_saved_error {
 void ddp__error_save(ddp_saved_error *e);
 void ddp__error_restore(ddp_saved_error *e);
 
+/* ---- forks (error.c) --------------------------------------------------------------------------------------------
+ * Threads, locks and the place in the job do not survive fork(): from this call on, a child that is forked gets
+ * DDP_ESTATE from every call, since ddp__pending says so. Programs that are executed are not meant. Any thread. */
+void ddp__forbid_fork(void);
+/* Whether this process is such a child. */
+DDP_API bool ddp__forked(void);
+
 /* ---- log (log.c): DDP_DEBUG=1 turns debug lines on; a hook of the host's replaces stderr ------------------------ */
 enum { DDP_LOG_DEBUG, DDP_LOG_INFO, DDP_LOG_WARN };
 void ddp__log(int level, const char *fmt, ...) DDP_PRINTF(2, 3);

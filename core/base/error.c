@@ -46,8 +46,27 @@ int ddp__fail(int status, const char *fmt, ...) {
     return status;
 }
 
-int ddp__pending(void) { return state.status; }
-int ddp_error_peek(void) { return state.status; }
+/* ---- forks ---- */
+
+static bool forked;
+static void in_child(void) { forked = true; }
+static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+void ddp__forbid_fork(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+}
+
+bool ddp__forked(void) { return forked; }
+
+int ddp__pending(void) {
+    if (forked)
+        ddp__fail(DDP_ESTATE,
+                  "this process is a fork of one that had started ddp, whose threads and place in the job it has "
+                  "not; fork before the first call, or start a program (io.popen, os.execute)");
+    return state.status;
+}
+int ddp_error_peek(void) { return ddp__pending(); }
 
 int ddp_error_set(int status, const char *text) {
     if (status >= 0) status = DDP_EINVAL;

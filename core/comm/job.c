@@ -134,6 +134,7 @@ int ddp_init(const ddp_init_opts *opts) {
     ddp__flight_open(fresh.local_rank);
     if ((st = ddp__fault_read(fresh.rank, from_env("GROUP_RANK", 0))) < 0 || (st = ddp__fault_at_init()) < 0) return st;
     if (fresh.size > 1) {
+        ddp__forbid_fork();
         if ((st = pick_engine(opts, &fresh, &fresh.engine)) < 0 ||
             (st = open_store(&fresh, ddp__now() + fresh.timeout)) < 0)
             goto fail;
@@ -161,6 +162,7 @@ fail:
 
 static void leave(void) {
     ddp_job *j = &ddp__job;
+    if (ddp__forked()) return; /* the place in the job is the parent's */
     if (j->comm) j->engine->destroy(j->comm, j->engine->health(j->comm) == 0);
     j->comm = NULL;
     ddp__store_free(j->store);
@@ -174,7 +176,7 @@ void ddp_finish(void) {
     ddp_saved_error e;
     ddp__error_save(&e);
     leave();
-    if (!told) ddp__tell_launcher("finished\n");
+    if (!told && !ddp__forked()) ddp__tell_launcher("finished\n");
     told = true;
     ddp__error_restore(&e);
 }
@@ -193,5 +195,5 @@ int ddp_job_status(void) {
 }
 
 void ddp_abort(const char *why) {
-    if (ddp__job.comm) ddp__job.engine->abort(ddp__job.comm, why ? why : "aborted");
+    if (ddp__job.comm && !ddp__forked()) ddp__job.engine->abort(ddp__job.comm, why ? why : "aborted");
 }

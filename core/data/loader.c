@@ -124,7 +124,7 @@ static void empty_slot(loader_slot *s) {
 }
 
 void ddp_loader_free(ddp_loader *l) {
-    if (!l) return;
+    if (!l || ddp__forked()) return; /* in a fork its workers are not there to be joined */
     pthread_mutex_lock(&l->lock);
     l->stop = true;
     pthread_cond_broadcast(&l->work);
@@ -222,6 +222,7 @@ static void *worker_main(void *arg) {
 static int start_workers(ddp_loader *l) {
     sigset_t all, before;
     int err = 0;
+    if (l->o.workers > 0) ddp__forbid_fork();
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (l->n_threads < l->o.workers && !err) {

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../base/base.h"
+
 /* ---- the state --------------------------------------------------------------------------------------------------- */
 
 /* The folder of this library, without the slash. */
@@ -179,7 +181,7 @@ int ddp_host_call(ddp_host *h, const char *name, int nin, ddp_tensor *const *in,
 /* One line for the launcher: "error " and the text with its newlines escaped. */
 static void tell_launcher(const char *text) {
     const char *env = getenv("DDP_STATUS_FD");
-    if (!env) return;
+    if (!env || ddp__forked()) return; /* the rank is the parent */
     char line[4096];
     size_t at = (size_t)snprintf(line, sizeof line, "error ");
     for (; *text && at < sizeof line - 3; text++) {

@@ -137,6 +137,8 @@ DDP_LOCAL void terminal_keep(void);
 DDP_LOCAL void terminal_restore(void);
 /* rank.c: the far side: main of `--rank-trampoline`. */
 DDP_LOCAL int rank_main(int argc, char **argv);
+/* rank.c: a function of libddp_host, "ddp_host_main" or "ddp_host_prompt", with the script and its arguments. */
+DDP_LOCAL int rank_run_lua(const char *entry, int argc, char **argv);
 /* guardian.c: starts the guardian; main of it; tells it a group; tells it to leave. */
 DDP_LOCAL int guardian_start(job *j);
 DDP_LOCAL int guardian_main(int argc, char **argv);

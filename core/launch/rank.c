@@ -32,7 +32,7 @@ static void close_on_exec(const char *env) {
 }
 
 /* The Lua side is loaded here and not linked, so that the launcher itself starts in no time. */
-static int run_lua(const char *entry, int argc, char **argv) {
+int rank_run_lua(const char *entry, int argc, char **argv) {
     char path[1200];
     places p;
     int (*host_main)(const char *script, int argc, char **argv);
@@ -58,7 +58,7 @@ int rank_main(int argc, char **argv) {
         close_on_exec("DDP_STATUS_FD");
         close_on_exec("DDP_REPORT_FD");
         close_on_exec("DDP_FLIGHT_FD");
-        return run_lua(prompt ? "ddp_host_prompt" : "ddp_host_main", argc - 5, argv + 5);
+        return rank_run_lua(prompt ? "ddp_host_prompt" : "ddp_host_main", argc - 5, argv + 5);
     }
     execvp(argv[5], argv + 5);
     say("cannot run %s: %s", argv[5], strerror(errno));

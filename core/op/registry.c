@@ -78,6 +78,7 @@ double ddp__call_flops(const ddp_call *c) {
 /* ---- the choice ---- */
 
 static void load_lists(void) {
+    ddp__forbid_fork(); /* kernels have a pool of threads */
     lists[CPU] = ddp__kernels_cpu();
     lists[REF] = &ddp__kernels_ref;
     const char *env = getenv("DDP_KERNELS");

@@ -27,6 +27,11 @@ function M.local_rank() return C.ddp_local_rank() end
 function M.local_world_size() return C.ddp_local_world_size() end
 function M.node_rank() return C.ddp_node_rank() end
 function M.num_nodes() return C.ddp_num_nodes() end
+-- Whether a rank got SIGTERM or SIGINT since the first call: the same answer on all. Collective: once a step, say.
+function M.stop_requested()
+  mark_line()
+  return check(C.ddp_stop_requested()) == 1
+end
 function M.finish() C.ddp_finish() end
 
 -- ---- collectives on tensors ----------------------------------------------------------------------------------------
