@@ -153,6 +153,7 @@ int ddp_init(const ddp_init_opts *opts) {
                          .prefix = "world",
                          .timeout = fresh.timeout,
                          .cores = ddp__cores()};
+        fresh.boot = boot;
         if ((st = fresh.engine->init(&fresh.comm, &boot)) < 0) goto fail;
     }
     fresh.initialized = true;
@@ -168,6 +169,7 @@ fail:
 
 static void leave(void) {
     ddp_job *j = &ddp__job;
+    ddp__groups_leave();
     if (j->comm) j->engine->destroy(j->comm, j->engine->health(j->comm) == 0);
     j->comm = NULL;
     ddp__store_free(j->store);
@@ -200,5 +202,6 @@ int ddp_job_status(void) {
 }
 
 void ddp_abort(const char *why) {
+    ddp__groups_abort(why ? why : "aborted");
     if (ddp__job.comm) ddp__job.engine->abort(ddp__job.comm, why ? why : "aborted");
 }
