@@ -73,6 +73,8 @@ typedef struct ddp_backward_state ddp_backward_state;
 typedef struct ddp_reducer ddp_reducer;
 typedef struct ddp_optim ddp_optim;
 typedef struct ddp_work ddp_work;
+typedef struct ddp_reduction ddp_reduction;
+typedef struct ddp_group ddp_group;
 typedef struct ddp_loader ddp_loader;
 typedef struct ddp_dataset ddp_dataset;
 
@@ -90,6 +92,8 @@ DDP_API int ddp_error_set(int status, const char *text);
 DDP_API const char *ddp_status_name(int status);
 /* Log lines go to `hook` (level 0 debug, 1 info, 2 warning) in place of stderr; NULL restores. Before other threads start. */
 DDP_API void ddp_set_log_hook(void (*hook)(void *ctx, int level, const char *text), void *ctx);
+/* A log line of the host's own. Any thread. */
+DDP_API void ddp_log_line(int level, const char *text);
 
 /* ---- the process and the job --------------------------------------------------------------------------------- */
 
@@ -328,6 +332,29 @@ enum { DDP_SUM, DDP_MEAN, DDP_MIN, DDP_MAX };
 DDP_API int ddp_all_reduce(ddp_tensor *t, int op, const char *name, ddp_work **work);
 DDP_API int ddp_broadcast(ddp_tensor *t, int root, const char *name, ddp_work **work);
 DDP_API int ddp_barrier(void);
+/* x of each rank into out [size, ...], by rank; x's dtype; out row-major. */
+DDP_API int ddp_all_gather_into(ddp_tensor *out, ddp_tensor *x, const char *name, ddp_work **work);
+/* The rank's part of x [size * n, ...] reduced, into out [n, ...]; x's dtype; out row-major. */
+DDP_API int ddp_reduce_scatter_into(ddp_tensor *out, ddp_tensor *x, int op, const char *name, ddp_work **work);
+/* Part r of x [size * n, ...] goes to rank r; out [size * n, ...] has this rank's part of each rank, by rank. */
+DDP_API int ddp_all_to_all_into(ddp_tensor *out, ddp_tensor *x, const char *name);
+/* t to, or from, one rank: both call, and both wait for each other; several in the order of the calls. The first between
+ * two ranks sets up their channel. DDP_EMISMATCH naming both when shapes or names differ. */
+DDP_API int ddp_send(ddp_tensor *t, int to, const char *name, ddp_work **work);
+DDP_API int ddp_recv(ddp_tensor *t, int from, const char *name, ddp_work **work);
+
+/* A group of some of the ranks: collectives of theirs alone. Collective of all ranks, with the same list everywhere.
+ *   ranks  [n] of the job, ascending
+ *   out    [OUT] on every rank, freed by ddp_group_free; on those outside it is only a name
+ * DDP_EMISMATCH when the lists differ. Compute thread. */
+DDP_API int ddp_group_new(const int *ranks, int n, ddp_group **out);
+/* This rank's place in it, from 0, by rank; -1 outside. NULL: in the one in force. */
+DDP_API int ddp_group_rank(const ddp_group *g);
+DDP_API int ddp_group_size(const ddp_group *g);
+DDP_API void ddp_group_free(ddp_group *g);
+/* From now on collectives are of g (NULL: of all ranks): sizes are g's, roots are ranks of the job. Outside of g they are
+ * DDP_EINVAL, and so are reductions of reducers meanwhile. Returns what was in force. */
+DDP_API ddp_group *ddp_group_use(ddp_group *g);
 DDP_API int ddp_work_wait(ddp_work *w);
 /* 1 when done, 0 when not yet, negative on error. */
 DDP_API int ddp_work_test(ddp_work *w);
@@ -348,7 +375,10 @@ typedef struct ddp_reducer_opts {
     int sum;                  /* 1: the sum of the ranks' gradients; 0: their mean */
     int weighted;             /* 1: the mean, weighted by each backward's weight */
     const char *const *names; /* [n] [OPTIONAL] names for messages */
+    int compression;          /* a ddp_compression: how the gradients of f32 parameters travel */
 } ddp_reducer_opts;
+/* In 16 bits half the bytes travel; the ranks' numbers are rounded before they are added up in f32, their result after. */
+typedef enum ddp_compression { DDP_COMPRESSION_NONE, DDP_COMPRESSION_BF16, DDP_COMPRESSION_F16 } ddp_compression;
 /* Reduces gradients of params over the ranks in buckets while ddp_backward runs. Compares names, shapes, dtypes and order
  * over the ranks (DDP_EMISMATCH names the first difference) and broadcasts rank 0's values. Collective. Compute thread.
  *   params  [n] leaves; retained until ddp_reducer_free */
@@ -365,9 +395,47 @@ DDP_API int ddp_reducer_reduce_weighted(ddp_reducer *r, double weight);
 DDP_API int ddp_reducer_set_weighted(ddp_reducer *r, int weighted);
 /* Joins a step of the others with weight 0. Collective. */
 DDP_API int ddp_reducer_skip(ddp_reducer *r);
+/* 1 when a reducer reduces t's gradient. */
+DDP_API int ddp_is_reduced(const ddp_tensor *t);
 /* 1 when a rank touched params[i] in the last reduction. */
 DDP_API int ddp_reducer_touched(const ddp_reducer *r, int i);
 DDP_API void ddp_reducer_free(ddp_reducer *r);
+
+/* A hook of the host's that exchanges the buckets itself instead of the reducer: wherever a reduction gets to one,
+ * ddp_backward_next, ddp_reduction_next and ddp_join return 1 and ask for host function `id`, which calls
+ * ddp_reducer_hook_bucket and does what that says. 0: no hook. Not while a reduction goes on. All ranks alike.
+ * ddp_reducer_reduce, _reduce_weighted, _skip and _finish are DDP_ESTATE with one: use ddp_reduction_begin. */
+DDP_API int ddp_reducer_set_hook(ddp_reducer *r, int64_t id);
+/* What the hook is to do: exchange bucket k (the result, from 0), which it may only start; or, -1, wait for all it started. */
+DDP_API int ddp_reducer_hook_bucket(const ddp_reducer *r);
+DDP_API int ddp_reducer_n_buckets(const ddp_reducer *r);
+/* The gradients in bucket k: 1-D, one behind the other, each on a multiple of 16 elements (between them is nothing). A new
+ * reference. This rank's share is zeros where it takes part with weight 0. */
+DDP_API ddp_tensor *ddp_reducer_bucket(const ddp_reducer *r, int k);
+/* A reduction outside of a backward, as ddp_reducer_reduce_weighted; a weight of 0: ddp_reducer_skip. Collective.
+ * ddp_reduction_next returns 0 (done), an error, or 1: run host function ddp_reduction_host_id, then call it again. */
+DDP_API int ddp_reduction_begin(ddp_reducer *r, double weight, ddp_reduction **out);
+DDP_API int ddp_reduction_next(ddp_reduction *d);
+DDP_API void ddp_reduction_free(ddp_reduction *d);
+/* The host function that ddp_reduction_next or ddp_join asks for. */
+DDP_API int64_t ddp_reduction_host_id(void);
+
+/* Uneven data: a rank whose loop over its data has ended answers the others' reductions with weight 0 until all loops have
+ * ended. Collective, at the end of a loop in which a backward reached a reducer's parameters.
+ *   sure     1: ddp_join_batch was called in this loop, and for no other since; -1: this rank had no batch; else 0
+ *   source   [OUT] the rank to take parameters, buffers and optimizers' state from: the lowest that took the last step;
+ *            -1 when no rank missed one
+ *   missed   [OUT] whether this rank missed one
+ * Returns 0, an error, or 1: run host function ddp_reduction_host_id, then call it again with the same arguments.
+ * DDP_EMISMATCH, naming both calls, when the others do something else in their loops than reducing gradients. Compute thread. */
+DDP_API int ddp_join(int sure, int *source, int *missed);
+/* A batch begins that is the last of this rank's loop (1), or not as far as is known (0). When all ranks have known that
+ * in their last reduction, the end of the loop needs no exchange. */
+DDP_API void ddp_join_batch(int last);
+/* Backwards that reached a reducer's parameters so far. */
+DDP_API int64_t ddp_join_count(void);
+/* The number of the one that reached r last; 0: none. */
+DDP_API int64_t ddp_reducer_last(const ddp_reducer *r);
 
 /* ---- optimizers ------------------------------------------------------------------------------------------------ */
 

@@ -29,6 +29,8 @@ void ddp__log(int level, const char *fmt, ...) {
     else fprintf(stderr, "ddp: %s\n", text);
 }
 
+void ddp_log_line(int level, const char *text) { ddp__log(level, "%s", text); }
+
 double ddp__now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

@@ -23,7 +23,8 @@ int ddp__job_ready(const char *what) {
     if (st == 0 && ddp__job.solo)
         st = ddp__fail(DDP_ESTATE, "%s: a collective inside rank0, where the other ranks do not come", what);
     if (st == 0 && ddp__job.size > 1 && !ddp__job.comm) st = ddp__fail(DDP_ESTATE, "%s: after finish", what);
-    return st;
+    if (st == 0 && ddp__job.group) st = ddp__place_here(what, "rank", ddp__job.rank);
+    return st < 0 ? st : 0;
 }
 
 /* ---- running one ---------------------------------------------------------------------------------------------------
@@ -60,12 +61,13 @@ int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
     ddp_fault_do fault = DDP_FAULT_NONE;
     int st = ddp__fault_at_collective(&coll->sig, &fault);
     if (st < 0 || fault == DDP_FAULT_SKIP) return skipped(st, req);
-    uint32_t seq = ddp__flight_post(&coll->sig);
+    bool world = ddp__comm_here() == ddp__job.comm; /* the record counts what all ranks call */
+    uint32_t seq = world ? ddp__flight_post(&coll->sig) : 0;
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
-    st = e->post(ddp__job.comm, coll, &r);
+    st = e->post(ddp__comm_here(), coll, &r);
     ddp__phase_enter(phase);
     if (st < 0) return st;
-    ddp__flight_req(seq, r);
+    if (world) ddp__flight_req(seq, r);
     if (fault == DDP_FAULT_FLIP) return flipped(coll, r, req);
     if (!req) return ddp__coll_wait(r, &coll->weight_sum);
     *req = r;
@@ -89,6 +91,7 @@ int ddp__coll_wait(ddp_req *req, double *weight_sum) {
 struct ddp_work {
     ddp_req *req;
     ddp_tensor *t;     /* the user's */
+    ddp_tensor *in;    /* what is read besides; or NULL */
     ddp_tensor *dense; /* what is reduced; t itself, or a dense copy that goes back */
     int status;        /* after the end */
 };
@@ -108,7 +111,8 @@ static int finish_work(ddp_work *w) {
     if (w->dense != w->t) ddp__drop(w->dense);
     if (w->status == 0) ddp_mark_written(w->t);
     ddp__drop(w->t);
-    w->t = w->dense = NULL;
+    ddp__drop(w->in);
+    w->t = w->dense = w->in = NULL;
     return w->status;
 }
 
@@ -137,9 +141,8 @@ void ddp_work_free(ddp_work *w) {
     free(w);
 }
 
-/* In place on t: all_reduce or broadcast. */
-static int in_place(ddp_coll_kind kind, const char *what, ddp_tensor *t, int reduce, int root, const char *name,
-                    ddp_work **out) {
+int ddp__in_place(ddp_coll_kind kind, const char *what, ddp_tensor *t, int reduce, int root, const char *name,
+                  ddp_work **out) {
     if (ddp__pending()) return ddp__pending();
     if (!t) return ddp__fail(DDP_ENULL, "%s: no tensor", what);
     int st = ddp__job_ready(what);
@@ -151,7 +154,7 @@ static int in_place(ddp_coll_kind kind, const char *what, ddp_tensor *t, int red
     w->t = ddp_retain(t);
     w->dense = one_block(t) ? t : ddp_keep(ddp_clone(t, 0));
     if (!w->dense) st = ddp__pending();
-    if (st == 0 && ddp__job.size > 1) {
+    if (st == 0 && ddp__size_here() > 1) {
         ddp_coll c = ddp__coll(kind, NULL, ddp__ptr(w->dense), t->numel, t->m.dtype, name);
         c.reduce = reduce;
         c.root = root;
@@ -177,20 +180,21 @@ static int check_op(const char *what, const ddp_tensor *t, int op) {
 
 int ddp_all_reduce(ddp_tensor *t, int op, const char *name, ddp_work **work) {
     int st = ddp__pending() ? ddp__pending() : check_op("all_reduce", t, op);
-    return st < 0 ? st : in_place(DDP_COLL_ALL_REDUCE, "all_reduce", t, op, 0, name, work);
+    return st < 0 ? st : ddp__in_place(DDP_COLL_ALL_REDUCE, "all_reduce", t, op, 0, name, work);
 }
 
 int ddp_broadcast(ddp_tensor *t, int root, const char *name, ddp_work **work) {
     if (ddp__pending()) return ddp__pending();
     if (root < 0 || root >= ddp_world_size())
         return ddp__fail(DDP_EINVAL, "broadcast: root %d in a world of %d", root, ddp_world_size());
-    return in_place(DDP_COLL_BROADCAST, "broadcast", t, 0, root, name, work);
+    int place = ddp__place_here("broadcast", "root", root);
+    return place < 0 ? place : ddp__in_place(DDP_COLL_BROADCAST, "broadcast", t, 0, place, name, work);
 }
 
 int ddp_barrier(void) {
     if (ddp__pending()) return ddp__pending();
     int st = ddp__job_ready("barrier");
-    if (st < 0 || ddp__job.size == 1) return st;
+    if (st < 0 || ddp__size_here() == 1) return st;
     ddp_coll c = ddp__coll(DDP_COLL_BARRIER, NULL, NULL, 0, DDP_U8, NULL);
     return ddp__coll_run(&c, NULL);
 }
@@ -203,7 +207,7 @@ static int run_op(const ddp_call *c) {
         return ddp_all_reduce(c->out[0], (int)((const ddp_all_reduce__attrs *)c->attrs)->op, NULL, NULL);
     if (c->op->id == DDP_OP_broadcast_)
         return ddp_broadcast(c->out[0], (int)((const ddp_broadcast__attrs *)c->attrs)->root, NULL, NULL);
-    if (ddp__job.size == 1) {
+    if (ddp__size_here() == 1) {
         const ddp_kernel *k = ddp__pick_kernel(c);
         return k ? k->run(c) : ddp__pending();
     }
@@ -220,6 +224,56 @@ static int run_op(const ddp_call *c) {
 
 __attribute__((constructor)) static void fill_slot(void) { ddp__slots.collective = run_op; }
 
+/* With a work of its own: `in` is read, `out` is written. */
+static int start(ddp_coll *c, ddp_tensor *in, ddp_tensor *out, ddp_work **work) {
+    ddp_work *w = calloc(1, sizeof *w);
+    if (!w) return ddp__fail(DDP_ENOMEM, "collective: out of memory");
+    w->t = w->dense = ddp_retain(out);
+    w->in = ddp__meta_is_rowmajor(&in->m) ? ddp_retain(in) : ddp_keep(ddp_clone(in, 0));
+    c->in = w->in ? ddp__ptr(w->in) : NULL;
+    w->status = !w->in ? ddp__pending() : ddp__size_here() > 1 ? ddp__coll_run(c, &w->req) : ddp_copy_(out, w->in);
+    if (w->status == 0 && work) {
+        *work = w;
+        return 0;
+    }
+    int st = finish_work(w);
+    free(w);
+    return st;
+}
+
+/* x is `more` times as large as y, or as often the other way round; both of one dtype, y's memory in order. */
+static int check_into(const char *what, const ddp_tensor *out, const ddp_tensor *x, int64_t parts_out,
+                      int64_t parts_x) {
+    if (ddp__pending()) return ddp__pending();
+    if (!out || !x) return ddp__fail(DDP_ENULL, "%s: no tensor", what);
+    int st = ddp__job_ready(what);
+    if (st < 0) return st;
+    if (out->m.dtype != x->m.dtype)
+        return ddp__fail(DDP_EDTYPE, "%s: out is %s, x %s", what, ddp_dtype_name(out->m.dtype),
+                         ddp_dtype_name(x->m.dtype));
+    if (out->numel * parts_x != x->numel * parts_out || !ddp__meta_is_rowmajor(&out->m))
+        return ddp__fail(DDP_ESHAPE, "%s: out is %s%s, x %s, with %d ranks", what, DDP_SHAPE_TEXT(&out->m),
+                         ddp__meta_is_rowmajor(&out->m) ? "" : " (not contiguous)", DDP_SHAPE_TEXT(&x->m),
+                         ddp__size_here());
+    return 0;
+}
+
+int ddp_all_gather_into(ddp_tensor *out, ddp_tensor *x, const char *name, ddp_work **work) {
+    int st = check_into("all_gather", out, x, ddp__size_here(), 1);
+    if (st < 0) return st;
+    ddp_coll c = ddp__coll(DDP_COLL_ALL_GATHER, NULL, ddp__ptr(out), x->numel, x->m.dtype, name);
+    return start(&c, x, out, work);
+}
+
+int ddp_reduce_scatter_into(ddp_tensor *out, ddp_tensor *x, int op, const char *name, ddp_work **work) {
+    int st = check_op("reduce_scatter", x, op);
+    if (st == 0) st = check_into("reduce_scatter", out, x, 1, ddp__size_here());
+    if (st < 0) return st;
+    ddp_coll c = ddp__coll(DDP_COLL_REDUCE_SCATTER, NULL, ddp__ptr(out), out->numel, x->m.dtype, name);
+    c.reduce = op;
+    return start(&c, x, out, work);
+}
+
 /* ---- bytes ---- */
 
 void ddp_bytes_free(void *p) { free(p); }
@@ -228,7 +282,8 @@ static int broadcast_bytes(void **data, int64_t *n, int root, double deadline) {
     if (ddp__pending()) return ddp__pending();
     bool mine = ddp_rank() == root;
     int st = ddp__job_ready("broadcast_object");
-    if (st < 0 || ddp__job.size == 1) return st;
+    if (st < 0 || ddp__size_here() == 1) return st;
+    if ((root = ddp__place_here("broadcast_object", "root", root)) < 0) return root;
     int64_t len = mine ? *n : 0;
     ddp_coll c = ddp__coll(DDP_COLL_BROADCAST, NULL, &len, 1, DDP_I64, "object size");
     c.root = root;
@@ -259,7 +314,7 @@ int ddp_all_gather_bytes(const void *data, int64_t n, void **out, int64_t *n_out
     if (ddp__pending()) return ddp__pending();
     int st = ddp__job_ready("all_gather_object");
     if (st < 0) return st;
-    int size = ddp__job.size;
+    int size = ddp__size_here();
     n_out[0] = n;
     if (size > 1) {
         ddp_coll c = ddp__coll(DDP_COLL_ALL_GATHER, &n, n_out, 1, DDP_I64, "object sizes");

@@ -147,6 +147,7 @@ int ddp_init(const ddp_init_opts *opts) {
                          .timeout = fresh.timeout,
                          .cores = ddp__cores(),
                          .node_rank = from_env("GROUP_RANK", 0)};
+        fresh.boot = boot;
         if ((st = fresh.engine->init(&fresh.comm, &boot)) < 0) goto fail;
     }
     fresh.initialized = true;
@@ -163,6 +164,7 @@ fail:
 static void leave(void) {
     ddp_job *j = &ddp__job;
     if (ddp__forked()) return; /* the place in the job is the parent's */
+    ddp__groups_leave();
     if (j->comm) j->engine->destroy(j->comm, j->engine->health(j->comm) == 0);
     j->comm = NULL;
     ddp__store_free(j->store);
@@ -195,5 +197,7 @@ int ddp_job_status(void) {
 }
 
 void ddp_abort(const char *why) {
-    if (ddp__job.comm && !ddp__forked()) ddp__job.engine->abort(ddp__job.comm, why ? why : "aborted");
+    if (ddp__forked()) return;
+    ddp__groups_abort(why ? why : "aborted");
+    if (ddp__job.comm) ddp__job.engine->abort(ddp__job.comm, why ? why : "aborted");
 }

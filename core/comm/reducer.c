@@ -5,94 +5,29 @@
  * each a view (p.grad), then one number a parameter that says whether this rank touched it. Buckets are posted in their
  * order, the same on every rank. The order stays that of construction: with the one engine there is today reduction is
  * work of the same cores, so an order by arrival has nothing to gain. */
+#include "reducer.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "../mem/mem.h"
-#include "comm.h"
-
-typedef struct slot { /* of one parameter */
-    ddp_reducer *reducer;
-    ddp_tensor *param; /* owned */
-    ddp_tensor *view;  /* owned; its gradient's place in the bucket */
-    int bucket, index; /* which bucket, which place in it */
-    bool ready;        /* whole in this backward */
-    bool reduced;      /* holds a reduced gradient, not added to since */
-    bool touched;      /* by some rank, in the last reduction */
-} slot;
-
-typedef struct bucket {
-    void *mem;
-    int64_t count; /* elements, with the tail of touched numbers */
-    int64_t tail;  /* where that begins */
-    ddp_dtype dtype;
-    int n, n_ready;
-    slot **slots; /* [n] */
-    ddp_req *req; /* posted and not yet waited for */
-} bucket;
-
-struct ddp_reducer {
-    slot *slots; /* [n], in the order of parameters */
-    int n;
-    bucket *buckets;
-    int n_buckets, n_posted;
-    int reduce;                  /* DDP_MEAN or DDP_SUM */
-    bool weighted, sync, active; /* active: gradients came in this backward, or were left by no_sync */
-    bool unreduced;
-    ddp_reducer *next; /* of all reducers */
-};
-
-static ddp_reducer *all_reducers;
+ddp_reducer *ddp__reducers;
 
 /* ---- gradients come in ----------------------------------------------------------------------------------------------
  */
 
-static int coll_of(ddp_reducer *r, int k, double weight, ddp_coll *c) {
-    char name[48];
-    snprintf(name, sizeof name, "bucket %d", k);
-    bucket *b = &r->buckets[k];
-    *c = ddp__coll(DDP_COLL_ALL_REDUCE, NULL, b->mem, b->count, b->dtype, name);
-    c->reduce = r->reduce;
-    c->weight = r->weighted || weight == 0 ? weight : 1;
-    return 0;
+/* A backward will give leaf a gradient: *round (NULL at its first) is the one that this leads to. */
+static int take_part(ddp_reduction **round, int64_t *number, ddp_tensor *leaf, double weight) {
+    ddp_reducer *r = ((slot *)leaf->leaf->bucket_slot)->reducer;
+    if (*number == 0) *number = ddp__round_count();
+    if (r->last == *number) return 0;
+    r->last = *number;
+    if (!r->sync) return 0;
+    if (!*round && !(*round = ddp__round_new(weight))) return ddp__pending();
+    return ddp__round_add(*round, r);
 }
 
-static void *element(const bucket *b, int64_t i) { return (char *)b->mem + i * ddp__dtype_bytes[b->dtype]; }
-
-/* Zeros where this rank has nothing, then the touched numbers. */
-static void close_bucket(bucket *b, double weight) {
-    for (int i = 0; i < b->n; i++) {
-        slot *s = b->slots[i];
-        ddp__grad_settle(s->param); /* a failure stays pending: the call that posts the bucket ends with it */
-        bool has = s->param->grad != NULL && weight != 0;
-        if (!has) memset(ddp__ptr(s->view), 0, (size_t)s->view->numel * ddp__dtype_bytes[b->dtype]);
-        ddp__store(b->dtype, b->mem, b->tail + i, has ? 1 : 0);
-    }
-}
-
-static int post_ready(ddp_reducer *r, double weight, bool all) {
-    while (r->n_posted < r->n_buckets) {
-        bucket *b = &r->buckets[r->n_posted];
-        if (!all && b->n_ready < b->n) return 0;
-        close_bucket(b, weight);
-        ddp_coll c;
-        coll_of(r, r->n_posted, weight, &c);
-        int st = ddp__coll_run(&c, &b->req);
-        if (st < 0) return st;
-        r->n_posted++;
-    }
-    return 0;
-}
-
-static int divide_by_world(ddp_tensor *g) {
-    ddp_tensor *world = ddp_keep(ddp_scalar(ddp__job.size));
-    int st = ddp_div_(g, world);
-    ddp__drop(world);
-    return st;
-}
-
-static int accumulate(ddp_tensor *leaf, ddp_tensor *grad, double weight) {
+static int accumulate(ddp_tensor *leaf, ddp_tensor *grad) {
     slot *s = leaf->leaf->bucket_slot;
     ddp_reducer *r = s->reducer;
     int st;
@@ -100,22 +35,17 @@ static int accumulate(ddp_tensor *leaf, ddp_tensor *grad, double weight) {
         st = ddp_copy_(s->view, grad);
         if (st == 0) leaf->grad = ddp_retain(s->view);
     } else {
-        /* What was summed over the ranks already counts once, not once a rank. */
-        st = s->reduced && r->reduce == DDP_SUM ? divide_by_world(leaf->grad) : 0;
+        st = s->reduced && r->reduce == DDP_SUM ? ddp__round_divide(leaf->grad) : 0;
         if (st == 0) st = ddp_add_(leaf->grad, grad);
     }
     if (st < 0) return st;
     s->reduced = false;
-    r->active = true;
-    if (!r->sync) {
-        r->unreduced = true;
-        return 0;
-    }
-    if (!s->ready) {
-        s->ready = true;
-        r->buckets[s->bucket].n_ready++;
-    }
-    st = post_ready(r, weight, false);
+    r->unreduced = true;
+    if (!r->round || r->round->ended) return 0;
+    bucket *b = &r->buckets[s->bucket];
+    if (!s->ready) b->n_ready++;
+    s->ready = true;
+    st = ddp__round_post(r->round, false, false);
     if (st == 0 && r->n_posted > 0 && r->buckets[r->n_posted - 1].req) {
         ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
         st = ddp__job.engine->test(r->buckets[r->n_posted - 1].req);
@@ -124,48 +54,17 @@ static int accumulate(ddp_tensor *leaf, ddp_tensor *grad, double weight) {
     return st < 0 ? st : 0;
 }
 
-/* ---- the end of a backward ---- */
-
-/* Gradients of parameters that some rank touched appear on every rank; of the others there are none. */
-static void take_results(ddp_reducer *r) {
-    for (int i = 0; i < r->n; i++) {
-        slot *s = &r->slots[i];
-        bucket *b = &r->buckets[s->bucket];
-        s->touched = ddp__load(b->dtype, b->mem, b->tail + s->index) > 0;
-        s->ready = false;
-        s->reduced = true;
-        ddp_mark_written(s->view);
-        if (s->touched && !s->param->grad) s->param->grad = ddp_retain(s->view);
-        if (!s->touched && s->param->grad) {
-            ddp__drop(s->param->grad);
-            s->param->grad = NULL;
-            ddp__grad_forget(s->param);
-        }
-    }
-    r->n_posted = 0;
-    for (int k = 0; k < r->n_buckets; k++) r->buckets[k].n_ready = 0;
-    r->active = r->unreduced = false;
-}
-
-static int reduce_all(ddp_reducer *r, double weight) {
-    int st = post_ready(r, weight, true);
-    for (int k = 0; k < r->n_buckets; k++) {
-        bucket *b = &r->buckets[k];
-        if (!b->req) continue;
-        int one = ddp__coll_wait(b->req, NULL); /* each is waited for and freed, also after a failure */
-        b->req = NULL;
-        if (st == 0) st = one;
-    }
-    if (st == 0) take_results(r);
+/* Between two nodes: does a bucket's hook want to run? */
+static int ask(ddp_reduction *round, int64_t *id) {
+    int st = round->hooked ? ddp__round_post(round, false, true) : 0;
+    if (st == 1) *id = ddp_reduction_host_id();
     return st;
 }
 
-static int backward_end(double weight) {
-    for (ddp_reducer *r = all_reducers; r; r = r->next) {
-        int st = r->active && r->sync ? reduce_all(r, weight) : 0;
-        if (st < 0) return st;
-    }
-    return 0;
+static int backward_end(ddp_reduction *round, int64_t *id) {
+    int st = ddp__round_finish(round);
+    if (st == 1) *id = ddp_reduction_host_id();
+    return st;
 }
 
 static int set_grad(ddp_tensor *leaf, ddp_tensor *grad) {
@@ -187,7 +86,7 @@ static int set_grad(ddp_tensor *leaf, ddp_tensor *grad) {
 int ddp_reducer_finish(ddp_reducer *r) {
     if (ddp__pending()) return ddp__pending();
     if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
-    return r->active && r->sync ? reduce_all(r, 1) : 0;
+    return r->unreduced && r->sync ? ddp__round_alone(r, 1) : 0;
 }
 
 int ddp_reducer_set_sync(ddp_reducer *r, int sync) {
@@ -212,19 +111,52 @@ int ddp_reducer_reduce_weighted(ddp_reducer *r, double weight) {
     if (!(weight >= 0))
         return ddp__fail(DDP_EINVAL, "reduce_gradients: weight is %g, expected a number from 0", weight);
     int st = ddp__job_ready("reduce_gradients");
-    return st < 0 || r->n_buckets == 0 ? st : reduce_all(r, weight);
+    return st < 0 || r->n_buckets == 0 ? st : ddp__round_alone(r, weight);
 }
 
 int ddp_reducer_skip(ddp_reducer *r) {
     if (ddp__pending()) return ddp__pending();
     if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
     int st = ddp__job_ready("skip");
-    return st < 0 || r->n_buckets == 0 ? st : reduce_all(r, 0);
+    return st < 0 || r->n_buckets == 0 ? st : ddp__round_alone(r, 0);
 }
+
+int ddp_is_reduced(const ddp_tensor *t) { return t && t->leaf && t->leaf->bucket_slot; }
+
+int64_t ddp_reducer_last(const ddp_reducer *r) { return r ? r->last : 0; }
 
 int ddp_reducer_touched(const ddp_reducer *r, int i) {
     if (!r || i < 0 || i >= r->n) return 0;
     return r->n_buckets ? r->slots[i].touched : r->slots[i].param->grad != NULL;
+}
+
+/* ---- hooks ---- */
+
+int ddp_reducer_set_hook(ddp_reducer *r, int64_t id) {
+    if (ddp__pending()) return ddp__pending();
+    if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
+    if (r->round) return ddp__fail(DDP_ESTATE, "reducer: a hook comes between reductions");
+    if (r->buckets && r->buckets[0].narrow) return ddp__fail(DDP_ENOSUP, "reducer: a hook besides compression");
+    if (!r->flags.mem) {
+        r->flags = (bucket){.count = r->n + TAIL_MORE, .dtype = DDP_F32};
+        r->flags.mem = calloc((size_t)r->flags.count, sizeof(float));
+        if (!r->flags.mem) return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
+    }
+    r->hook = id;
+    return 0;
+}
+
+int ddp_reducer_hook_bucket(const ddp_reducer *r) { return r ? r->hook_bucket : -1; }
+int ddp_reducer_n_buckets(const ddp_reducer *r) { return r ? r->n_buckets : 0; }
+
+ddp_tensor *ddp_reducer_bucket(const ddp_reducer *r, int k) {
+    if (ddp__pending()) return NULL;
+    if (!r || k < 0 || k >= r->n_buckets) {
+        ddp__fail(DDP_EINVAL, "reducer: bucket %d of %d", k, r ? r->n_buckets : 0);
+        return NULL;
+    }
+    const bucket *b = &r->buckets[k];
+    return ddp_from_blob(b->mem, 1, (int64_t[]){b->tail}, NULL, (int)b->dtype, DDP_CPU, NULL, NULL);
 }
 
 /* ---- construction ---- */
@@ -301,9 +233,11 @@ static int fill_bucket(ddp_reducer *r, int i, size_t limit, bucket *b) {
         b->count += (s->param->numel + 15) / 16 * 16; /* views begin on cache lines */
     }
     b->tail = b->count;
-    b->count += b->n;
+    b->count += b->n + (r->n_buckets == 0 ? TAIL_MORE : 0);
     return i;
 }
+
+static void *element(const bucket *b, int64_t i) { return (char *)b->mem + i * ddp__dtype_bytes[b->dtype]; }
 
 static int make_views(bucket *b) {
     int64_t at = 0;
@@ -322,7 +256,16 @@ static int make_views(bucket *b) {
     return 0;
 }
 
-static int make_buckets(ddp_reducer *r, double bucket_mb) {
+/* What travels in place of b's f32 numbers. */
+static int make_narrow(bucket *b, ddp_dtype dtype) {
+    int st = ddp__job.engine->alloc(ddp__job.comm, (size_t)b->count * ddp__dtype_bytes[dtype], &b->narrow_mem);
+    if (st < 0) return st;
+    b->wide = ddp_keep(ddp_from_blob(b->mem, 1, &b->count, NULL, (int)b->dtype, DDP_CPU, NULL, NULL));
+    b->narrow = ddp_keep(ddp_from_blob(b->narrow_mem, 1, &b->count, NULL, (int)dtype, DDP_CPU, NULL, NULL));
+    return ddp__pending();
+}
+
+static int make_buckets(ddp_reducer *r, double bucket_mb, int compression) {
     size_t limit = (size_t)((bucket_mb > 0 ? bucket_mb : 25) * (1 << 20));
     r->buckets = calloc((size_t)r->n, sizeof *r->buckets);
     if (!r->buckets) return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
@@ -333,6 +276,9 @@ static int make_buckets(ddp_reducer *r, double bucket_mb) {
         r->n_buckets++;
         int st = ddp__job.engine->alloc(ddp__job.comm, (size_t)b->count * ddp__dtype_bytes[b->dtype], &b->mem);
         if (st < 0 || (st = make_views(b)) < 0) return st;
+        if (compression && b->dtype == DDP_F32)
+            st = make_narrow(b, compression == DDP_COMPRESSION_BF16 ? DDP_BF16 : DDP_F16);
+        if (st < 0) return st;
     }
     return 0;
 }
@@ -347,6 +293,9 @@ static int broadcast_params(ddp_tensor *const *params, int n) {
 int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *opts, ddp_reducer **out) {
     int st = ddp__job_ready("reducer");
     if (st < 0) return st;
+    int compression = opts ? opts->compression : 0;
+    if (compression < DDP_COMPRESSION_NONE || compression > DDP_COMPRESSION_F16)
+        return ddp__fail(DDP_EINVAL, "reducer: compression is %d, expected none, bf16 or f16", compression);
     for (int i = 0; i < n; i++)
         if (!params[i] || params[i]->node)
             return ddp__fail(DDP_EINVAL, "reducer: parameter %d is %s", i + 1,
@@ -356,17 +305,19 @@ int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *op
         free(r);
         return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
     }
+    static int64_t made;
+    r->serial = ++made;
     r->n = n;
     r->sync = true;
     r->reduce = opts && opts->sum ? DDP_SUM : DDP_MEAN;
     r->weighted = opts && opts->weighted;
     for (int i = 0; i < n; i++) r->slots[i] = (slot){.reducer = r, .param = ddp_retain(params[i])};
-    r->next = all_reducers;
-    all_reducers = r;
+    r->next = ddp__reducers;
+    ddp__reducers = r;
     if (ddp__job.size > 1) {
         st = compare_models(params, n, opts ? opts->names : NULL);
         if (st == 0) st = broadcast_params(params, n);
-        if (st == 0) st = make_buckets(r, opts ? opts->bucket_mb : 0);
+        if (st == 0) st = make_buckets(r, opts ? opts->bucket_mb : 0, compression);
     }
     if (st < 0) {
         ddp_saved_error e;
@@ -381,7 +332,8 @@ int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *op
 
 void ddp_reducer_free(ddp_reducer *r) {
     if (!r) return;
-    for (ddp_reducer **p = &all_reducers; *p; p = &(*p)->next) {
+    ddp__round_forget(r);
+    for (ddp_reducer **p = &ddp__reducers; *p; p = &(*p)->next) {
         if (*p != r) continue;
         *p = r->next;
         break;
@@ -403,16 +355,23 @@ void ddp_reducer_free(ddp_reducer *r) {
     }
     for (int k = 0; k < r->n_buckets; k++) {
         bucket *b = &r->buckets[k];
+        ddp__drop(b->wide);
+        ddp__drop(b->narrow);
+        if (b->narrow_mem && ddp__job.comm) ddp__job.engine->dealloc(ddp__job.comm, b->narrow_mem);
         if (b->mem && ddp__job.comm) ddp__job.engine->dealloc(ddp__job.comm, b->mem);
         free(b->slots);
     }
+    free(r->flags.mem);
     free(r->buckets);
     free(r->slots);
     free(r);
 }
 
 __attribute__((constructor)) static void fill_slots(void) {
+    ddp__grad_slots.take_part = take_part;
     ddp__grad_slots.accumulate = accumulate;
+    ddp__grad_slots.ask = ask;
     ddp__grad_slots.backward_end = backward_end;
+    ddp__grad_slots.round_free = ddp_reduction_free;
     ddp__grad_slots.set_grad = set_grad;
 }

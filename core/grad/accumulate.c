@@ -17,10 +17,10 @@ int ddp__grad_add(ddp_tensor **sum, ddp_tensor *g, bool create_graph) {
     return 0;
 }
 
-int ddp__grad_accumulate(ddp_tensor *leaf, ddp_tensor *g, bool create_graph, double weight) {
+int ddp__grad_accumulate(ddp_tensor *leaf, ddp_tensor *g, bool create_graph) {
     int st = ddp__grad_settle(leaf);
     if (st < 0) return st;
-    if (leaf->leaf->bucket_slot && ddp__grad_slots.accumulate) return ddp__grad_slots.accumulate(leaf, g, weight);
+    if (leaf->leaf->bucket_slot && ddp__grad_slots.accumulate) return ddp__grad_slots.accumulate(leaf, g);
     if (!leaf->grad) {
         bool keep = create_graph || (sole_owner(g) && ddp__meta_is_dense(&g->m));
         leaf->grad = keep ? ddp_retain(g) : ddp_keep(ddp_clone(g, 1));

@@ -22,8 +22,8 @@ typedef enum step { STEP_NODE, STEP_HOOKS, STEP_VJP, STEP_LEAVES, STEP_END, STEP
 
 struct ddp_backward_state {
     int flags;
-    double weight;
-    visit *nodes; /* by seq, ascending */
+    ddp_reduction *round; /* of reducers; NULL: nothing is reduced */
+    visit *nodes;         /* by seq, ascending */
     int n_nodes, room_nodes;
     leaf_visit *leaves; /* by id, ascending */
     int n_leaves, room_leaves;
@@ -119,6 +119,17 @@ static bool is_input(const ddp_backward_state *s, const ddp_node *n, const ddp_t
     return false;
 }
 
+/* Reducers hear which parameters this backward reaches. */
+static int tell_reducers(ddp_backward_state *s, double weight) {
+    int64_t number = 0;
+    int st = 0;
+    for (int i = 0; i < s->n_leaves && st == 0 && !s->capturing; i++) {
+        ddp_tensor *leaf = s->leaves[i].leaf;
+        if (leaf->leaf->bucket_slot) st = ddp__grad_slots.take_part(&s->round, &number, leaf, weight);
+    }
+    return st;
+}
+
 /* Every node behind the outputs, then which of them lie on the way to something wanted. */
 static int collect(ddp_backward_state *s, int n, ddp_tensor *const *outputs) {
     uint64_t stamp = next_stamp++;
@@ -169,7 +180,7 @@ static int give_node(ddp_backward_state *s, visit *v, int out, ddp_tensor *g) {
 /* A leaf's gradient is whole: it becomes, or is added to, leaf.grad. */
 static int settle_leaf(ddp_backward_state *s, leaf_visit *l) {
     if (!l->grad || s->capturing) return 0;
-    int st = ddp__grad_accumulate(l->leaf, l->grad, s->flags & DDP_CREATE_GRAPH, s->weight);
+    int st = ddp__grad_accumulate(l->leaf, l->grad, s->flags & DDP_CREATE_GRAPH);
     ddp__drop(l->grad);
     l->grad = NULL;
     return st;
@@ -339,6 +350,9 @@ static int give_edges(ddp_backward_state *s) {
 /* ---- the walk ---- */
 
 static int begin_node(ddp_backward_state *s) {
+    int64_t id = 0;
+    int asked = s->round ? ddp__grad_slots.ask(s->round, &id) : 0;
+    if (asked != 0) return asked == 1 ? ask_host(s, id, 0, NULL, 0, NULL) : asked;
     while (s->at >= 0 && (!s->nodes[s->at].grads || !s->nodes[s->at].needed)) {
         /* Nothing came: its leaves wait for nothing from here. */
         visit *v = &s->nodes[s->at];
@@ -397,17 +411,17 @@ static int run_after(ddp_backward_state *s) {
 }
 
 static int end_walk(ddp_backward_state *s) {
+    int64_t id = 0;
+    int st = s->round ? ddp__grad_slots.backward_end(s->round, &id) : 0;
+    if (st != 0) return st == 1 ? ask_host(s, id, 0, NULL, 0, NULL) : st;
     s->step = STEP_AFTER;
     s->ready_leaf = 0;
     s->hook = 0;
-    if (s->capturing) {
-        for (int i = 0; i < s->n_inputs; i++) {
-            leaf_visit *l = s->inputs[i]->node ? NULL : find_leaf(s, s->inputs[i]);
-            if (l && l->grad) s->input_grads[i] = ddp_retain(l->grad);
-        }
-        return 0;
+    for (int i = 0; i < s->n_inputs; i++) {
+        leaf_visit *l = s->inputs[i]->node ? NULL : find_leaf(s, s->inputs[i]);
+        if (l && l->grad) s->input_grads[i] = ddp_retain(l->grad);
     }
-    return ddp__grad_slots.backward_end ? ddp__grad_slots.backward_end(s->weight) : 0;
+    return 0;
 }
 
 static int walk(ddp_backward_state *s) {
@@ -482,7 +496,6 @@ ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_te
     }
     int st = 0;
     s->flags = flags;
-    s->weight = weight;
     s->capturing = n_inputs > 0;
     for (int i = 0; i < n && st == 0; i++) {
         if (!outputs[i]) st = ddp__fail(DDP_ENULL, "backward: no tensor");
@@ -499,6 +512,7 @@ ddp_backward_state *ddp_backward_begin(int n, ddp_tensor *const *outputs, ddp_te
         }
     }
     if (st == 0) st = collect(s, n, outputs);
+    if (st == 0) st = tell_reducers(s, weight);
     bool mode = ddp__grad_on;
     ddp__grad_on = false;
     for (int i = 0; st == 0 && i < n; i++) st = seed(s, outputs[i], grads ? grads[i] : NULL);
@@ -534,6 +548,7 @@ void ddp_backward_free(ddp_backward_state *s) {
     free(s->leaves);
     free(s->inputs);
     free(s->input_grads);
+    if (s->round) ddp__grad_slots.round_free(s->round);
     free(s);
 }
 

@@ -67,7 +67,7 @@ static inline void ddp__grad_forget(ddp_tensor *leaf) {
 /* *sum += g, in place where nobody else can see *sum and no graph is made; takes no reference of g (accumulate.c). */
 DDP_LOCAL int ddp__grad_add(ddp_tensor **sum, ddp_tensor *g, bool create_graph);
 /* g becomes, or is added to, leaf.grad: in its bucket where it has one. Takes no reference of g. */
-DDP_LOCAL int ddp__grad_accumulate(ddp_tensor *leaf, ddp_tensor *g, bool create_graph, double weight);
+DDP_LOCAL int ddp__grad_accumulate(ddp_tensor *leaf, ddp_tensor *g, bool create_graph);
 /* Brings the bytes of leaf.grad up to what they should say (optim.c). Whoever reads leaf.grad calls it first. */
 DDP_LOCAL int ddp__grad_settle(ddp_tensor *leaf);
 /* A handle on the same storage without history; not in a scope. */
@@ -90,8 +90,13 @@ DDP_LOCAL void ddp__host_dead(int64_t id);
 
 /* What reducers put here: gradients of leaves with a bucket slot go through `accumulate`. */
 typedef struct ddp_grad_slots {
-    int (*accumulate)(ddp_tensor *leaf, ddp_tensor *grad, double weight);
-    int (*backward_end)(double weight);                  /* after the last node: flush and wait */
+    /* Before the walk, for each such leaf. *round, the reduction that this leads to, and *number are the backward's, 0 at
+     * first; weight: this rank's. */
+    int (*take_part)(ddp_reduction **round, int64_t *number, ddp_tensor *leaf, double weight);
+    int (*accumulate)(ddp_tensor *leaf, ddp_tensor *grad);
+    int (*ask)(ddp_reduction *round, int64_t *id);          /* between nodes. 1: the host is to run `id` */
+    int (*backward_end)(ddp_reduction *round, int64_t *id); /* after the last node: flush and wait. 1: the same */
+    void (*round_free)(ddp_reduction *round);
     int (*set_grad)(ddp_tensor *leaf, ddp_tensor *grad); /* p.grad = t */
 } ddp_grad_slots;
 DDP_LOCAL extern ddp_grad_slots ddp__grad_slots;

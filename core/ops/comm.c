@@ -11,14 +11,14 @@ static int check_reduce(const ddp_call *c, int64_t op) {
 
 static int all_gather_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[0]->m;
-    int64_t size[DDP_MAX_DIM + 1] = {ddp_world_size()};
+    int64_t size[DDP_MAX_DIM + 1] = {ddp_group_size(NULL)};
     for (int d = 0; d < x->ndim; d++) size[d + 1] = x->size[d];
     return ddp__out_shape(c, x->dtype, x->ndim + 1, size, out);
 }
 
 static int reduce_scatter_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_meta *x = &c->in[0]->m;
-    int st = check_reduce(c, ((const ddp_reduce_scatter_attrs *)c->attrs)->op), world = ddp_world_size();
+    int st = check_reduce(c, ((const ddp_reduce_scatter_attrs *)c->attrs)->op), world = ddp_group_size(NULL);
     if (st < 0) return st;
     if (x->ndim == 0 || x->size[0] % world)
         return ddp__op_fail(c, DDP_ESHAPE, "x is %s: its first size must divide into %d ranks", DDP_SHAPE_TEXT(x),

@@ -6,6 +6,7 @@ local ops = require "ddp.ops"
 local grad = require "ddp.grad"
 local parallel = require "ddp.parallel"
 local optim = require "ddp.optim"
+local follow = require "ddp.follow"
 local C, fail = base.C, base.error
 
 local M = {}
@@ -58,7 +59,7 @@ function M.GradScaler(opts)
   if self.growth_factor <= 1 then fail(("GradScaler: growth_factor is %g, expected more than 1"):format(self.growth_factor)) end
   if self.backoff_factor >= 1 then fail(("GradScaler: backoff_factor is %g, expected less than 1"):format(self.backoff_factor)) end
   self.value = f32(self.init_scale)
-  return self
+  return follow.add(self, "GradScaler")
 end
 
 function Scaler:is_enabled() return self.enabled end
@@ -92,9 +93,10 @@ local function stage_of(self, what, opt)
   return entry
 end
 
--- Notes what was found: whether a gradient was NaN or infinite on any rank. Collective.
-local function note_found(entry, stage, found)
-  if parallel.world_size() > 1 then parallel.all_reduce(found, "max", { name = "found_inf" }) end
+-- Notes what was found: whether a gradient was NaN or infinite on any rank. Collective, but where a wrapped model has reduced
+-- all gradients: they are the same on all ranks.
+local function note_found(opt, entry, stage, found)
+  if parallel.world_size() > 1 and not optim.all_reduced(opt) then parallel.all_reduce(found, "max", { name = "found_inf" }) end
   entry.stage, entry.found = stage, found
 end
 
@@ -114,7 +116,7 @@ local function unscale(self, what, opt, entry)
     no_gradients(what)
     found = tensor.zeros {} -- other ranks may have some, and wait
   end
-  note_found(entry, "unscaled", found)
+  note_found(opt, entry, "unscaled", found)
 end
 
 -- The same for the step alone: gradients are looked at once, and unscaled by the step as it reads them. Returns their norm,
@@ -123,7 +125,7 @@ local function look(self, what, opt, entry)
   if not optim.has_grads(opt) then no_gradients(what) end
   entry.by = f32(1 / self.value)
   local norm, found = optim.grad_norm(opt, entry.by)
-  note_found(entry, "looked", found)
+  note_found(opt, entry, "looked", found)
   return norm
 end
 
@@ -193,6 +195,7 @@ function Scaler:update(new_scale)
     if entry.stage then any, found = true, found or found_inf(entry) end
   end
   if not any then fail "update: no optimizer was stepped or unscaled since the last update" end
+  follow.used(self)
   if found then
     self.value, self.growth_tracker = f32(self.value * self.backoff_factor), 0
   else

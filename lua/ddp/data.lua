@@ -5,7 +5,8 @@ local ship = require "ddp.ship"
 local C, own, check, fail = base.C, base.own, base.check, base.error
 
 -- data.on_start(loader, fingerprint) is called when a loop over a loader with a DistributedSampler begins its first pass, and
--- data.on_exhausted(loader) when a loop finds no more data: ddp.parallel may set them.
+-- data.on_loop(loader) when any loop begins: it returns an object whose batch(last) is called with each batch (last: it is
+-- known to be the last) and whose finish() is called where the loop finds no more data. ddp.parallel may set them.
 local M = {}
 
 -- ---- data sets -----------------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ function M.DataLoader(set, opts)
   local keep = {}
   local c = loader_options(set, opts, keep)
   local self = setmetatable({ set = set, sampler = opts.sampler, batch_size = tonumber(c.batch_size), collate = opts.collate,
-    drop_last = opts.drop_last, pass = 0, x_out = ffi.new "ddp_tensor *[1]", y_out = ffi.new "ddp_tensor *[1]" }, Loader)
+    drop_last = opts.drop_last or false, skips = opts.on_error == "skip", pass = 0, x_out = ffi.new "ddp_tensor *[1]", y_out = ffi.new "ddp_tensor *[1]" }, Loader)
   if opts.collate then
     c.prefetch = c.prefetch * self.batch_size
     c.batch_size, c.drop_last = 1, 0
@@ -302,6 +303,14 @@ local function next_collated(self, pass)
   return self.collate(batch)
 end
 
+-- Was the batch that C gave last the last of the pass? Only where it is sure; bad samples that are skipped may end it early.
+local function is_last(self)
+  if self.ended == self.pass then return true end
+  if self.skips or self.handle == nil then return false end
+  local left = tonumber(C.ddp_loader_len(self.handle) - C.ddp_loader_batch(self.handle))
+  return left == 0 or (self.collate ~= nil and self.drop_last and left < self.batch_size)
+end
+
 -- for x, y in loader:iter() do ... end: one epoch.
 function Loader:iter()
   local handle = need_open(self)
@@ -315,12 +324,16 @@ function Loader:iter()
   end
   check(C.ddp_loader_start(handle))
   self.pass = self.pass + 1
-  local pass, step, done = self.pass, self.collate and next_collated or next_batch, false
+  local pass, step, loop = self.pass, self.collate and next_collated or next_batch, M.on_loop and M.on_loop(self)
   return function()
     local x, y = step(self, pass)
-    if x ~= nil then return x, y end
-    if not done and M.on_exhausted then M.on_exhausted(self) end
-    done = true
+    if x ~= nil then
+      if loop then loop:batch(is_last(self)) end
+      return x, y
+    end
+    local ended = loop
+    loop = nil
+    if ended then ended:finish() end
   end
 end
 

@@ -4,6 +4,7 @@ local base = require "ddp.ffi"
 local tensor = require "ddp.tensor"
 local ops = require "ddp.ops"
 local grad = require "ddp.grad"
+local follow = require "ddp.follow"
 local C, check, fail = base.C, base.check, base.error
 
 local M = {}
@@ -45,7 +46,7 @@ local function optimizer(what, known, defaults, new)
       if type(merged.lr) ~= "number" or merged.lr < 0 then fail(("%s: lr is %s, expected a number from 0"):format(what, tostring(merged.lr))) end
       self.param_groups[i] = make_group(what, g.params, merged, new)
     end
-    return self
+    return follow.add(self, what)
   end
 end
 
@@ -74,6 +75,7 @@ local function apply(self, by)
     C.ddp_optim_set_lr(g.handle, g.lr)
     check(C.ddp_optim_apply_scaled(g.handle, by))
   end
+  follow.used(self)
   self:skip_step()
 end
 function Optimizer:step() apply(self, 1) end
@@ -103,6 +105,14 @@ end
 function M.has_grads(opt)
   for _, g in ipairs(opt.param_groups) do if C.ddp_optim_count_grads(g.handle) > 0 then return true end end
   return false
+end
+
+-- Does a wrapped model reduce the gradients of all its parameters?
+function M.all_reduced(opt)
+  for _, g in ipairs(opt.param_groups) do
+    for _, p in ipairs(g.params) do if C.ddp_is_reduced(p) == 0 then return false end end
+  end
+  return true
 end
 
 -- inv_scale times the norm of all gradients, and whether one is NaN or infinite (1 or 0): 0-dim tensors.

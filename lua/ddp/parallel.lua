@@ -247,7 +247,9 @@ function M.DistributedDataParallel(model, opts)
   if C.ddp_world_size() > 1 then
     grad.no_grad(function() for _, b in model:named_buffers() do check(C.ddp_broadcast(b, 0, "buffers", nil)) end end)
   end
-  return setmetatable({ module = model, _reducer = ffi.gc(out[0], C.ddp_reducer_free), _names = names }, meta)
+  local net = setmetatable({ module = model, _reducer = ffi.gc(out[0], C.ddp_reducer_free), _names = names }, meta)
+  require("ddp.join").add_model(net)
+  return net
 end
 
 -- Gradients of backwards inside fn stay on this rank; the next one outside reduces the sum.

@@ -1,6 +1,7 @@
 -- schedule.lua -- learning rates over the steps that were applied: ddp.optim.schedule. A schedule scales each parameter
 -- group's own rate, the one the group had when the schedule was made. t is the number of applied steps so far.
 local base = require "ddp.ffi"
+local follow = require "ddp.follow"
 local fail = base.error
 
 local M = {}
@@ -23,11 +24,12 @@ local function schedule(kind, optimizer, rate)
   local self = setmetatable({ kind = kind, optimizer = optimizer, rate = rate, t = 0, base_lrs = {}, last = {} }, Schedule)
   for i, g in ipairs(optimizer.param_groups) do self.base_lrs[i] = g.lr end
   apply(self)
-  return self
+  return follow.add(self, "schedule " .. kind)
 end
 
 -- After an applied step; a stepper calls it.
 function Schedule:step()
+  follow.used(self)
   self.t = self.t + 1
   apply(self)
 end

@@ -21,6 +21,7 @@ local module = require "ddp.nn.module"
 local optim = require "ddp.optim"
 local parallel = require "ddp.parallel"
 local amp = require "ddp.amp"
+local join = require "ddp.join"
 local fail = base.error
 
 local Stepper = {}
@@ -60,6 +61,8 @@ local function rescale(self)
 end
 
 local function open_window(self, weight)
+  if self.wrapped then join.stepped(self) end
+  self.at_end = nil
   if self.seen == 0 then
     self.optimizer:zero_grad() -- a loss that ran before never leaks in
     self.total, self.expected = 0, 0
@@ -163,11 +166,25 @@ function Stepper:skip()
   return close_window(self)
 end
 
--- Ends a window that is cut short, as the last of an epoch may be; without one it does nothing.
+-- Ends a window that is cut short, as the last of an epoch may be; without one it does nothing. The end of a loader's loop
+-- does so by itself.
 function Stepper:flush()
-  if self.seen == 0 then return false, { window_end = false, skipped = false, lr = rate(self) } end
+  if self.seen == 0 then
+    local at_end = self.at_end
+    self.at_end = nil
+    if at_end then return at_end.applied, at_end.info end
+    return false, { window_end = false, skipped = false, lr = rate(self) }
+  end
   reduce_rest(self)
   return close_window(self)
+end
+
+-- The loop over the data has ended: an open window is cut short now, before this rank only answers the others'. A flush that
+-- follows says how it went.
+function Stepper:end_of_data()
+  if self.seen == 0 then return end
+  local applied, info = self:flush()
+  self.at_end = { applied = applied, info = info }
 end
 
 -- ---- making one ------------------------------------------------------------------------------------------------------------
@@ -190,6 +207,9 @@ return function(opts)
   need(opts.clip == nil or type(opts.clip) == "number" and opts.clip > 0, "clip", "a number above 0", opts.clip)
   need(opts.scaler == nil or type(opts.scaler) == "table" and opts.scaler.unscale_, "scaler", "a GradScaler", opts.scaler)
   need(opts.schedule == nil or type(opts.schedule) == "table" and opts.schedule.get_last_lr, "schedule", "a schedule", opts.schedule)
-  return setmetatable({ model = m, wrapped = wrapped, optimizer = opts.optimizer, accumulate = n, clip = opts.clip, scaler = opts.scaler,
+  if wrapped and n > 1 then m:weigh() end -- ranks whose windows hold fewer micro-batches count less
+  local self = setmetatable({ model = m, wrapped = wrapped, weighs = wrapped and n > 1, optimizer = opts.optimizer, accumulate = n, clip = opts.clip, scaler = opts.scaler,
     schedule = opts.schedule, plain = optim.is_plain(opts.optimizer) and (opts.scaler == nil or amp.is_plain(opts.scaler)), seen = 0, total = 0, expected = 0 }, Stepper)
+  if wrapped then join.add_stepper(self) end
+  return self
 end

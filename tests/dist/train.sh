@@ -27,6 +27,10 @@ for n in 1 2 4; do passes "C12 C7 C6 P3 $n ranks train as one does" "$RUN" -n $n
 for n in 1 2; do passes "checkpoints on $n ranks give the bits of a run without, each parameter reduced once" "$RUN" -n $n $CASES/checkpoint.lua; done
 passes "P1 P2 C6 the stepper on two ranks equals one, whatever the micro-batches" "$RUN" -n 2 $CASES/stepper.lua
 
+for n in 2 3 4; do passes "C5 uneven data on $n ranks ends like one process with the mean of those that have some" "$RUN" -n $n $CASES/uneven.lua; done
+passes "C5 each reduction of the others restarts the clock of a rank that has ended" "$RUN" -n 2 --timeout 1 $CASES/uneven.lua slow
+fails "C5 another collective in a loop that one rank has left is told" 1 3 'sum (f32 x 1, "metric", tests/dist/cases/uneven.lua:118), rank 1 calls all_reduce' "$RUN" -n 2 $CASES/uneven.lua metric
+
 out=$(timeout 60 "$RUN" doctor 2>&1)
 [ $? = 0 ] && has "$out" "instructions" && has "$out" "GFLOP/s" && ok "doctor says what is there" || no "doctor says what is there" "$out"
 has "$out" "bf16 products" && has "$out" 'f32 "high"' && ok "doctor says what multiplies bf16 and f32 of high precision" || no "doctor says what multiplies bf16 and f32 of high precision" "$out"

@@ -344,16 +344,29 @@ t.test("loops that are left leave no thread; a second loop ends the first", func
   t.fails(function() loader:iter() end, "it is closed")
 end)
 
-t.test("the end of a loop is announced, a break is not", function()
-  local ended = 0
-  local before = data.on_exhausted
-  data.on_exhausted = function() ended = ended + 1 end
-  local loader = data.DataLoader(data.digits(), { batch_size = 500 })
+t.test("the last batch and the end of a loop are announced, a break is not", function()
+  local last, ended = {}, 0
+  local before = data.on_loop
+  data.on_loop = function()
+    return { batch = function(_, is_last) last[#last + 1] = is_last end, finish = function() ended = ended + 1 end }
+  end
+  local set = data.subset(data.digits(), (function() local ids = {} for i = 1, 5 do ids[i] = i end return ids end)())
+  local loader = data.DataLoader(set, { batch_size = 2 })
   for _ in loader:iter() do break end -- luacheck: ignore 512
   t.eq(ended, 0)
+  last = {}
   for _ in loader:iter() do ended = ended + 0 end
   t.eq(ended, 1)
-  data.on_exhausted = before
+  t.eq(last, { false, false, true })
+  for _, case in ipairs { { { drop_last = true }, { false, true } }, { { workers = 2 }, { false, false, true } },
+    { { collate = function(b) return b end }, { false, false, true } }, { { collate = function(b) return b end, drop_last = true }, { false, true } },
+    { { on_error = "skip" }, { false, false, false } } } do
+    last = {}
+    case[1].batch_size = 2
+    for _ in data.DataLoader(set, case[1]):iter() do ended = ended + 0 end
+    t.eq(last, case[2])
+  end
+  data.on_loop = before
 end)
 
 t.test("loaders are collected, with their states and threads", function()
