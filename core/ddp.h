@@ -437,6 +437,8 @@ DDP_API uint64_t ddp_file_digest(const ddp_file *f);                    /* of le
 DDP_API ddp_tensor *ddp_file_tensor(ddp_file *f, int i);
 /* Copies tensor i into t, of the same shape and any float dtype or layout, and gives the mapping's memory back. DDP_ESHAPE. */
 DDP_API int ddp_file_read(ddp_file *f, int i, ddp_tensor *t);
+/* The memory behind tensor i goes back until it is read again; what was written to a ddp_file_tensor of it is lost. */
+DDP_API void ddp_file_forget(ddp_file *f, int i);
 /* NULL is allowed. Tensors that ddp_file_tensor made stay. */
 DDP_API void ddp_file_free(ddp_file *f);
 

@@ -169,7 +169,7 @@ static int metadata(reader *r) {
 }
 
 static int dtype_of(reader *r, int *out) {
-    const char *name;
+    const char *name = "";
     int st = string(r, &name);
     for (int d = 0; st == 0 && d < DDP_DTYPES; d++)
         if (strcmp(name, ddp__file_dtype[d]) == 0) {
@@ -186,7 +186,7 @@ static int tensor(reader *r, struct ddp_file_item *item) {
     int seen = 0, n = 0, st = need(r, '{');
     if (st < 0) return st;
     do {
-        const char *key;
+        const char *key = "";
         if ((st = string(r, &key)) < 0 || (st = need(r, ':')) < 0) return st;
         int k = 0;
         while (k < 3 && strcmp(key, keys[k]) != 0) k++;

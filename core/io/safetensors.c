@@ -132,9 +132,8 @@ static ddp_tensor *over(ddp_file *f, const struct ddp_file_item *x) {
     char *at = f->map + f->data + x->begin;
     if ((uintptr_t)at % ddp__dtype_bytes[x->e.dtype])
         return ddp_from_data(at, x->e.ndim, x->e.size, x->e.dtype, DDP_CPU);
-    atomic_fetch_add(&f->refs, 1);
     ddp_tensor *t = ddp_from_blob(at, x->e.ndim, x->e.size, NULL, x->e.dtype, DDP_CPU, unref, f);
-    if (!t) unref(f);
+    if (t) atomic_fetch_add(&f->refs, 1);
     return t;
 }
 
@@ -153,7 +152,7 @@ ddp_tensor *ddp_file_tensor(ddp_file *f, int i) {
 static void forget(const ddp_file *f, const struct ddp_file_item *x) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), base = (uintptr_t)f->map + f->data;
     uintptr_t from = (base + x->begin) / page * page, to = (base + x->end) / page * page;
-    if (to > from && !f->writable) madvise(f->map + (from - (uintptr_t)f->map), to - from, MADV_DONTNEED);
+    if (to > from) madvise(f->map + (from - (uintptr_t)f->map), to - from, MADV_DONTNEED);
 }
 
 int ddp_file_read(ddp_file *f, int i, ddp_tensor *t) {
@@ -170,6 +169,10 @@ int ddp_file_read(ddp_file *f, int i, ddp_tensor *t) {
     int st = from ? ddp_copy_(t, from) : ddp__pending();
     ddp_set_grad_mode(mode);
     ddp__drop(from);
-    forget(f, x);
+    if (!f->writable) forget(f, x);
     return st;
+}
+
+void ddp_file_forget(ddp_file *f, int i) {
+    if (f && i >= 0 && i < f->n) forget(f, &f->item[i]);
 }

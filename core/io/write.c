@@ -3,7 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <libgen.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,10 +126,11 @@ static int make_header(text *t, const entry *list, int n, const char *const *key
 /* ---- the file ------------------------------------------------------------------------------------------------------ */
 
 typedef struct writer {
-    const char *path;      /* for messages */
-    char *folder, *target; /* where it goes; the file's name in it */
+    const char *path;          /* for messages */
+    char folder[PATH_MAX];     /* where it goes */
+    char target[NAME_MAX + 1]; /* the file's name in it */
+    char name[NAME_MAX + 1];   /* of the temporary file in it; "" once it has gone to its place */
     int dir, fd;
-    char name[NAME_MAX + 1]; /* of the temporary file in the folder */
 } writer;
 
 static int cannot(const writer *w, const char *what, int err) {
@@ -205,8 +206,9 @@ static int open_temporary(writer *w) {
         w->fd = openat(w->dir, w->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (w->fd < 0 && errno == EEXIST) continue;
         if (w->fd < 0) return cannot(w, "write", errno);
-        flock(w->fd, LOCK_EX | LOCK_NB); /* where there are no locks nobody removes remains either */
-        if (fstat(w->fd, &st) == 0 && st.st_nlink > 0) return 0;
+        /* Where there are no locks nobody removes remains either. */
+        bool taken = flock(w->fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK;
+        if (!taken && fstat(w->fd, &st) == 0 && st.st_nlink > 0) return 0;
         close(w->fd);
         w->fd = -1;
     }
@@ -215,19 +217,18 @@ static int open_temporary(writer *w) {
 
 /* The folder, open, and the name in it; through a link to where it leads. */
 static int find_target(writer *w) {
-    char *real = realpath(w->path, NULL), *copy = strdup(real ? real : w->path);
-    if (!real) real = strdup(w->path);
-    if (!real || !copy) {
-        free(real);
-        free(copy);
-        return ddp__fail(DDP_ENOMEM, "save: out of memory");
-    }
-    w->folder = strdup(dirname(real));
-    w->target = strdup(basename(copy));
-    free(real);
-    free(copy);
-    if (!w->folder || !w->target) return ddp__fail(DDP_ENOMEM, "save: out of memory");
     struct stat st;
+    if (!realpath(w->path, w->folder)) { /* nothing is there yet */
+        if (strlen(w->path) >= sizeof w->folder) return cannot(w, "write", ENAMETOOLONG);
+        snprintf(w->folder, sizeof w->folder, "%s", w->path);
+    }
+    char *slash = strrchr(w->folder, '/');
+    const char *name = slash ? slash + 1 : w->folder;
+    if (strlen(name) > NAME_MAX) return cannot(w, "write", ENAMETOOLONG);
+    if (!*name) return cannot(w, "write", EISDIR);
+    memcpy(w->target, name, strlen(name) + 1);
+    if (!slash) memcpy(w->folder, ".", 2);
+    else slash[slash == w->folder] = 0; /* the root keeps its slash */
     w->dir = open(w->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (w->dir < 0) return cannot(w, "write", errno);
     if (fstatat(w->dir, w->target, &st, 0) == 0 && S_ISDIR(st.st_mode)) return cannot(w, "write", EISDIR);
@@ -258,8 +259,6 @@ static int write_file(const char *path, const text *header, const entry *list, i
     if (st < 0 && w.fd >= 0 && w.name[0]) unlinkat(w.dir, w.name, 0);
     if (w.fd >= 0) close(w.fd);
     if (w.dir >= 0) close(w.dir);
-    free(w.folder);
-    free(w.target);
     return st;
 }
 
