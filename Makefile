@@ -27,7 +27,7 @@ OMPI_FLAGS := $(shell pkg-config --cflags --libs ompi-c 2>/dev/null)
 MPICH_FLAGS := $(shell pkg-config --cflags --libs mpich 2>/dev/null)
 MPIS := $(if $(OMPI_FLAGS),openmpi) $(if $(MPICH_FLAGS),mpich)
 
-CORE_SRC := $(wildcard core/base/*.c core/tensor/*.c core/mem/*.c core/op/*.c core/ops/*.c core/grad/*.c core/amp/*.c core/comm/*.c core/data/*.c) $(wildcard kernels/ref/*.c)
+CORE_SRC := $(wildcard core/base/*.c core/tensor/*.c core/mem/*.c core/op/*.c core/ops/*.c core/grad/*.c core/amp/*.c core/comm/*.c core/data/*.c core/io/*.c) $(wildcard kernels/ref/*.c)
 CPU_SRC := $(filter-out kernels/cpu/list.c,$(wildcard kernels/cpu/*.c))
 ISAS := v2 v3 v4
 CORE_OBJ := $(CORE_SRC:%.c=$(B)/obj/%.o) $(B)/obj/ops_table.o $(foreach i,$(ISAS),$(CPU_SRC:kernels/cpu/%.c=$(B)/obj/cpu-$(i)/%.o)) $(B)/obj/kernels/cpu/list.o

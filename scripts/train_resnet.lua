@@ -1,24 +1,24 @@
 -- Trains a residual network on the handwritten digits this repository carries, or on CIFAR-10.
 --   ddprun -n 2 scripts/train_resnet.lua [--model resnet20|resnet18|resnet50] [--data digits|DIR] [--epochs E] ...
+--   --save FILE: a checkpoint after each epoch, at the end, and with --save-every N after every N steps; --resume FILE goes on from one
 -- DIR holds CIFAR-10's binary batches (data_batch_1.bin ... test_batch.bin), or a folder cifar-10-batches-bin with them.
 local ddp = require "ddp"
 local F = ddp.nn.functional
 
 local args = ddp.args({
   model = "resnet20", data = "digits", synthetic = false, epochs = 0, steps = 0, batch = 64, lr = 0, seed = 1, workers = 2,
-  amp = "none", accumulate = 1, compile = "off", deterministic = false, save = "", resume = "",
+  amp = "none", accumulate = 1, compile = "off", deterministic = false, save = "", save_every = 0, resume = "",
 }, { model = { "resnet20", "resnet18", "resnet50" }, amp = { "none", "bf16", "f16" }, compile = { "on", "off" } })
 
 local function refuse(text)
   if ddp.rank() == 0 then io.stderr:write(text, "\n") end
   os.exit(2, true)
 end
-for name, off in pairs { compile = "off", save = "", resume = "" } do
-  if args[name] ~= off then refuse(("--%s %s is not built yet; %s is accepted"):format(name, tostring(args[name]), off == "" and "leaving it out" or tostring(off))) end
-end
-for name, least in pairs { epochs = 0, steps = 0, batch = 1, accumulate = 1, workers = 0, seed = 0 } do
+if args.compile ~= "off" then refuse(("--compile %s is not built yet; off is accepted"):format(args.compile)) end
+if args.save_every ~= 0 and args.save == "" then refuse "--save-every needs --save FILE" end
+for name, least in pairs { epochs = 0, steps = 0, batch = 1, accumulate = 1, workers = 0, seed = 0, save_every = 0 } do
   local v = args[name]
-  if v % 1 ~= 0 or v < least then refuse(("--%s is %s, expected a whole number from %d"):format(name, tostring(v), least)) end
+  if v % 1 ~= 0 or v < least then refuse(("--%s is %s, expected a whole number from %d"):format((name:gsub("_", "-")), tostring(v), least)) end
 end
 
 ddp.deterministic(args.deterministic)
@@ -59,8 +59,8 @@ ddp.print(("%s, %d parameters, %d rank%s of batch %d, %d steps"):format(args.mod
 
 -- One cycle: up over the first fifth, then down to 0. f16 needs its gradients scaled, bf16 does not.
 local schedule = ddp.optim.schedule.linear { optimizer = opt, steps = total, warmup = math.min(total, math.max(1, total * 0.2)) }
-local stepper = ddp.stepper { model = net, optimizer = opt, accumulate = args.accumulate, schedule = schedule,
-  scaler = args.amp == "f16" and ddp.amp.GradScaler() or nil }
+local scaler = args.amp == "f16" and ddp.amp.GradScaler() or nil
+local stepper = ddp.stepper { model = net, optimizer = opt, accumulate = args.accumulate, schedule = schedule, scaler = scaler }
 
 -- ---- training ------------------------------------------------------------------------------------------------------
 local WINDOW = 50 -- steps that the loss shown is the mean of
@@ -70,6 +70,22 @@ local function recent()
   for i = step - n + 1, step do sum = sum + losses[i] end
   return sum, math.max(n, 1)
 end
+
+-- What a run goes on from; between windows there is nothing else.
+local state = { model = net, optimizer = opt, schedule = schedule, scaler = scaler, loader = loader }
+local function save()
+  if args.save == "" then return end
+  state.extra = { model = args.model, step = step, losses = ddp.all_gather_object(losses) }
+  ddp.save(args.save, state)
+end
+if args.resume ~= "" then
+  local _, about = ddp.load(args.resume)
+  if about.model ~= args.model then refuse(("--resume %s is a checkpoint of %s, not of %s"):format(args.resume, tostring(about.model), args.model)) end
+  local extra = ddp.load(args.resume, state)
+  step, losses = extra.step, extra.losses[ddp.rank() + 1] or extra.losses[1]
+  ddp.print(("goes on after step %d, in epoch %d"):format(step, loader:epoch() + 1))
+end
+
 local sum, batches = 0, 0 -- losses of the window that is being accumulated
 local function forward(x, y) return F.cross_entropy(net(x), y) end
 
@@ -80,6 +96,7 @@ local function close_step(epoch)
   if value ~= value then error(("the loss is NaN at step %d; try a lower --lr"):format(step), 0) end
   losses[step], losses[step - WINDOW] = value, nil
   sum, batches = 0, 0
+  if args.save_every > 0 and step % args.save_every == 0 then save() end
   if step % 10 == 0 then ddp.progress(("epoch %d, step %d of %d, loss %.4f"):format(epoch, step, total, (recent()) / math.min(step, WINDOW))) end
 end
 
@@ -90,7 +107,7 @@ local function train_batch(epoch, x, y)
   if info.window_end then close_step(epoch) end
 end
 
-local epoch, done, mean = 0, false, nil
+local epoch, done, mean = loader:epoch(), args.steps > 0 and step >= args.steps, nil
 local stopped = false -- by SIGTERM or SIGINT, which reach the loop as an answer and not as an end
 while not done and epoch < epochs do
   epoch = epoch + 1
@@ -104,12 +121,14 @@ while not done and epoch < epochs do
   local _, info = stepper:flush()
   if info.window_end then close_step(epoch) end
   if args.steps > 0 and step >= args.steps then done = true end
+  save()
   mean = ddp.reduce_metrics { loss = { recent() } }.loss
   ddp.progress(("epoch %d, step %d of %d, loss %.4f (mean of the last %d steps)"):format(epoch, step, total, mean, math.min(step, WINDOW)), true)
 end
 
--- All ranks leave after the same step. (What --save FILE is to hold belongs here, once that is built.)
+-- All ranks leave after the same step, with what --save FILE keeps.
 if stopped then
+  save()
   ddp.progress(("stopped after step %d of %d"):format(step, total), true)
   loader:close()
   ddp.finish()

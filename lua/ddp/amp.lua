@@ -219,7 +219,7 @@ function Scaler:state_dict()
   return state
 end
 
-function Scaler:load_state_dict(state)
+function Scaler:check_state_dict(state)
   if not self.enabled then return end
   if type(state) ~= "table" then fail("GradScaler.load_state_dict: expected a table, got a " .. type(state)) end
   if next(state) == nil then fail "GradScaler.load_state_dict: the state is empty; was it saved by a scaler that was not enabled?" end
@@ -229,6 +229,10 @@ function Scaler:load_state_dict(state)
   for name in pairs(state) do
     if not STATE[name] then fail(("GradScaler.load_state_dict: unknown \"%s\": not a scaler's state"):format(tostring(name))) end
   end
+end
+function Scaler:load_state_dict(state)
+  self:check_state_dict(state)
+  if not self.enabled then return end
   for name, field in pairs(STATE) do self[field] = state[name] end
 end
 

@@ -160,7 +160,8 @@ function Optimizer:state_dict()
   return out
 end
 
-local function check_state(self, sd)
+-- Does the state fit? An error where it does not.
+function Optimizer:check_state_dict(sd)
   local what = self.name .. ".load_state_dict"
   if type(sd) ~= "table" or type(sd.state) ~= "table" or type(sd.param_groups) ~= "table" then fail(what .. ": expected {state =, param_groups =}") end
   if #sd.param_groups ~= #self.param_groups then fail(("%s: %d groups in the state, %d here"):format(what, #sd.param_groups, #self.param_groups)) end
@@ -184,9 +185,10 @@ local function check_state(self, sd)
   end
 end
 
--- Takes over options, steps and (copied) tensors. Nothing is changed when the state does not fit.
-function Optimizer:load_state_dict(sd)
-  check_state(self, sd)
+-- Takes over options, steps and (copied) tensors. Nothing is changed when the state does not fit. done(t) [OPTIONAL]: called
+-- when a tensor has been copied.
+function Optimizer:load_state_dict(sd, done)
+  self:check_state_dict(sd)
   local at = 0
   for i, g in ipairs(self.param_groups) do
     local opts = {}
@@ -198,7 +200,10 @@ function Optimizer:load_state_dict(sd)
       if entry then
         check(C.ddp_optim_set_steps(fresh.handle, j - 1, entry.step))
         for k, name in ipairs(STATE_NAMES[self.name]) do
-          if entry[name] then check(C.ddp_optim_set_state(fresh.handle, k - 1, j - 1, entry[name])) end
+          if entry[name] then
+            check(C.ddp_optim_set_state(fresh.handle, k - 1, j - 1, entry[name]))
+            if done then done(entry[name]) end
+          end
         end
       end
     end

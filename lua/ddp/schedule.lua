@@ -37,11 +37,14 @@ end
 function Schedule:get_last_lr() return { unpack(self.last) } end
 
 function Schedule:state_dict() return { kind = self.kind, step = self.t, base_lrs = { unpack(self.base_lrs) } } end
-function Schedule:load_state_dict(state)
+function Schedule:check_state_dict(state)
   local what = self.kind .. ".load_state_dict"
   if type(state) ~= "table" or type(state.step) ~= "number" or type(state.base_lrs) ~= "table" then fail(what .. ": expected {kind =, step =, base_lrs =}") end
   if state.kind ~= self.kind then fail(("%s: the state is of \"%s\""):format(what, tostring(state.kind))) end
   if #state.base_lrs ~= #self.base_lrs then fail(("%s: %d groups in the state, %d here"):format(what, #state.base_lrs, #self.base_lrs)) end
+end
+function Schedule:load_state_dict(state)
+  self:check_state_dict(state)
   self.t, self.base_lrs = state.step, { unpack(state.base_lrs) }
   apply(self)
 end
