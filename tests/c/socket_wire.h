@@ -29,7 +29,7 @@ static int socket_to(int port) {
 static int socket_join(void **self, const ddp_boot *b) {
     socket_wire *s = calloc(1, sizeof *s);
     char key[32];
-    int port = 0, listener = ddp__store_listen(false, &port);
+    int port = 0, listener = ddp__store_listen("127.0.0.1", &port);
     s->rank = b->rank;
     s->size = b->size;
     s->fd[b->rank] = -1;

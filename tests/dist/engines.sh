@@ -51,7 +51,7 @@ matrix() { # matrix NAME: under ddprun with $engine
   passes "C12 C13 $e: sums of 1 MB and 3 elements, min and max, reduce_scatter, of many bytes" "${run[@]}" -n 3 $CASES/large.lua
   local got; got=$(toy "${run[@]}" -n 2)
   [ -n "$want" ] && [ "$got" = "$want" ] && ok "$e: the toy trains to the loss of shm" || no "$e: the toy trains to the loss of shm" "$got, not $want"
-  fails "C3 $e: ranks that call different collectives are told both" 1 0 4 'rank 0 calls all_reduce #1 sum (f32 x 4096, "loss", tests/dist/cases/fault.lua:16), rank 1 calls broadcast #1 from 0 (f32 x 10' "${run[@]}" -n 2 $CASES/fault.lua mismatch
+  fails "C3 $e: ranks that call different collectives are told both" 1 0 4 'rank 0 calls all_reduce #1 sum (f32 x 4096, "loss", tests/dist/cases/fault.lua:17), rank 1 calls broadcast #1 from 0 (f32 x 10' "${run[@]}" -n 2 $CASES/fault.lua mismatch
   fails "C3 $e: another dtype is told" 1 0 4 "f64 x 8" "${run[@]}" -n 2 $CASES/fault.lua dtype
   fails "C1 C2 $e: a rank that does not come is named after the timeout" 1 2 6 "rank 1 has not reached all_reduce #" "${run[@]}" -n 2 --timeout 2 --grace 1 $CASES/fault.lua stall
   fails "C1 $e: so is a stopped one" 1 2 6 "rank 1" "${run[@]}" -n 2 --timeout 2 --grace 1 $CASES/fault.lua stop
