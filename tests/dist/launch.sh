@@ -187,7 +187,7 @@ refused "L8 -n banana is refused" '-n is "banana", expected' -n banana x.lua
 refused "L8 an unknown flag is refused with a suggestion" 'did you mean --timeout?' --timout 3 x.lua
 refused "L8 a missing script is named" 'no script nosuch.lua: tried nosuch.lua here and ' nosuch.lua
 refused "L8 no script at all is refused" 'no script given' -n 2
-refused "L8 --engine gloo is refused by name" '--engine gloo is not built yet' --engine gloo x.lua
+refused "L8 --engine nccl is refused by name" '--engine nccl is not built yet' --engine nccl x.lua
 refused "L8 --nnodes 2 is refused by name" '--nnodes 2 is not built yet' --nnodes 2 x.lua
 refused "L10 --max-restarts 2 is refused by name" '--max-restarts 2 is not built yet' --max-restarts 2 x.lua
 refused "L8 a rank that is not there cannot be shown" '--show names rank 5, expected ranks from 0 to 1' -n 2 --show 5 x.lua
