@@ -238,10 +238,14 @@ static int number_places(hier *h, const ddp_boot *b) {
                      b->local_size, h->local_size, b->node_rank);
 }
 
-/* The leaders' engine: gloo, or mpi where there is no gloo. */
+/* The leaders' engine: DDP_HIER's, else gloo, or mpi where there is no gloo. */
 static int pick_outer(const ddp_engine **out) {
-    int st = ddp__pick_engine("gloo", 2, 1, out);
-    if (st == 0) return 0;
+    const char *name = getenv("DDP_HIER");
+    bool said = name && *name;
+    if (said && strcmp(name, "gloo") != 0 && strcmp(name, "mpi") != 0)
+        return ddp__fail(DDP_EINVAL, "init: DDP_HIER is \"%s\", expected gloo or mpi", name);
+    int st = ddp__pick_engine(said ? name : "gloo", 2, 1, out);
+    if (st == 0 || said) return st;
     ddp_saved_error e;
     ddp__error_save(&e);
     st = ddp__pick_engine("mpi", 2, 1, out);

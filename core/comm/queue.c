@@ -226,7 +226,10 @@ static void *work(void *arg) {
     pthread_cond_broadcast(&c->done);
     pthread_mutex_unlock(&c->lock);
     for (ddp_req *r; (r = next_request(c));) run_request(c, r);
-    if (self) c->ops->leave(self, c->graceful && c->status == 0);
+    pthread_mutex_lock(&c->lock);
+    int graceful = c->graceful && c->status == 0;
+    pthread_mutex_unlock(&c->lock);
+    if (self) c->ops->leave(self, graceful);
     ddp_error_take(NULL);
     pthread_mutex_lock(&c->lock);
     c->self = NULL;
@@ -267,7 +270,8 @@ int ddp__queue_init(ddp_comm **out, const ddp_boot *b, const char *name, const d
     if (!c) return ddp__fail(DDP_ENOMEM, "%s: out of memory", name);
     init_locks(c);
     const char *fault = getenv("DDP_FAULT");
-    c->delay = fault && strncmp(fault, "delay:", 6) == 0 ? atof(fault + 6) * 1e-3 : 0;
+    if (fault && strncmp(fault, "delay:", 6) == 0 && ops->missing) /* else the engines below delay */
+        c->delay = atof(fault + 6) * 1e-3;
     c->name = name;
     c->ops = ops;
     c->with = with;
@@ -313,6 +317,7 @@ static void queue_destroy(ddp_comm *c, int graceful) {
     c->closing = true;
     c->graceful = graceful;
     pthread_cond_broadcast(&c->work);
+    if (c->head && c->self) c->ops->stop(c->self, "left"); /* what was posted and not waited for ends here */
     wait_gone(c, LEAVE_S);
     if (!c->gone && c->self) c->ops->stop(c->self, "left");
     wait_gone(c, STOP_S);

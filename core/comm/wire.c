@@ -17,7 +17,7 @@
 enum {
     INLINE = 832,     /* bytes that travel with the call: a message is 1 KiB */
     WHOLE = 16 << 10, /* bytes up to which all ranks get everything and add up by themselves */
-    PIECE = 2 << 20,  /* bytes of a piece, of all ranks' shares together */
+    PIECE = 1 << 20,  /* bytes of a piece, of all ranks' shares together */
     LEAVING = -1      /* the kind of a rank's last message */
 };
 
@@ -79,6 +79,7 @@ static int exchange_messages(wire_comm *c) {
     return exchange(c);
 }
 
+/* Also looked at while the library may be writing the message: only to name who is missing. */
 static bool has_come(const message *m) { return __atomic_load_n(&m->come, __ATOMIC_ACQUIRE) != 0; }
 
 /* A share of n elements; whole cache lines, so that shares are aligned alike. */

@@ -74,9 +74,11 @@ static int take_world(wire *w, const ddp_boot *b) {
 static int join(void **self, const ddp_boot *b) {
     static atomic_int joined;
     if (atomic_exchange(&joined, 1)) return ddp__fail(DDP_ESTATE, "init: MPI can be joined once in a process");
+    bool by_mpi = launched();
+    if (b->called && by_mpi) /* only some of the ranks come here, and MPI_Init waits for all */
+        return ddp__fail(DDP_ENOSUP, "init: hier over MPI does not work under " STARTER "; take --engine mpi");
     wire *w = calloc(1, sizeof *w);
     if (!w) return ddp__fail(DDP_ENOMEM, "mpi: out of memory");
-    bool by_mpi = launched();
     int st = 0;
 #if defined(OPEN_MPI)
     if (!by_mpi) /* its MPI_Comm_accept needs a server that mpirun starts */

@@ -2,8 +2,8 @@
 # run.sh BUILD [table|conv|memory|steps|comm|all] -- ours beside PyTorch's in one run: same model, batch, draws' kind and
 # optimizer; nothing is timed on zeros. PYTHON names a python with torch (default python3); without one only ours is shown.
 # table (the default): the README's; conv: every convolution of ResNet-18 and 50; memory: ops that memory bounds, beside a
-# copy; steps: whole training steps; comm: what a step of 2 ranks waits for. BENCH_ARGS goes to conv.lua, memory.lua,
-# comm.lua or both sides of steps.
+# copy; steps: whole training steps; comm: an all-reduce by each engine, and what a step of 2 ranks waits for. BENCH_ARGS
+# goes to conv.lua, memory.lua, comm.lua or both sides of steps.
 cd "$(dirname "$0")/../.." || exit 2
 B=$PWD/${1:-build}; PY=${PYTHON:-python3}; WHAT=${2:-table}
 unset DDP_LIB LUA_PATH RANK WORLD_SIZE
@@ -66,7 +66,10 @@ steps() {
 }
 
 comm() {
-  local amp
+  local amp e
+  echo "all-reduce of f32, 2 ranks, medians"
+  for e in shm gloo mpi hier; do printf '  %-14s %s\n' $e "$("$B/ddprun" -n 2 --engine $e tests/bench/all_reduce.lua 2>/dev/null | sed 's/^\[r0\] //' | tail -1)"; done
+  [ -n "$torch" ] && printf '  %-14s %s\n' "PyTorch, gloo" "$(OMP_NUM_THREADS=1 theirs "$trun" --nproc_per_node=2 tests/bench/torch_all_reduce.py)"
   for amp in none bf16; do echo "ResNet-18, $amp, 2 ranks: $(OMP_NUM_THREADS=1 "$B/ddprun" -n 2 tests/bench/comm.lua --amp $amp $BENCH_ARGS 2>/dev/null | tail -1)"; done
 }
 

@@ -108,6 +108,11 @@ for mpi in openmpi mpich; do
   engine=mpi
   if [ $mpi = mpich ]; then matrix "mpi (mpich)"
   else fails "mpi (openmpi): without its launcher it refuses, with the remedy" 1 0 4 "start them with mpirun.openmpi" "$RUN" --engine mpi -n 2 $CASES/collectives.lua; fi
+  if [ $mpi = mpich ]; then
+    export DDP_ENGINE=hier DDP_HIER=mpi
+    hand_passes "C13 hier: leaders over mpi ($mpi), hosts of 2 1 ranks" "2 1" $CASES/collectives.lua
+    unset DDP_ENGINE DDP_HIER
+  fi
   unset DDP_MPI
   if ! command -v mpirun.$mpi > /dev/null; then
     echo "skip mpi ($mpi) under mpirun: there is no mpirun.$mpi"
