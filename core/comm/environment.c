@@ -130,6 +130,7 @@ static int read_local(const family *f, ddp_environment *e) {
     bool pods = f == &families[KUBERNETES];
     const char *local_name = f->local_size ? f->local_size : "SLURM_STEP_TASKS_PER_NODE";
     const char *tasks = f == &families[SLURM] ? value(local_name) : NULL;
+    e->hosts_known = pods || tasks || e->nodes > 0 || value(f->local_size);
     e->local_size = pods ? 1 : e->nodes > 1 ? 0 : e->size;
     if (tasks && e->node >= 0) e->local_size = ddp__tasks_on_node(tasks, e->node);
     if (e->local_size < 1 && e->nodes > 0 && e->size % e->nodes == 0) e->local_size = e->size / e->nodes;
@@ -247,7 +248,8 @@ int ddp__job_port(const char *id) {
 
 static int master_host(const ddp_environment *e, char *host, size_t n) {
     const char *addr = value("MASTER_ADDR"), *list = value("SLURM_STEP_NODELIST");
-    if (addr) snprintf(host, n, "%s", addr);
+    if (e->hosts_known && e->local_size == e->size) snprintf(host, n, "127.0.0.1"); /* no name to look up */
+    else if (addr) snprintf(host, n, "%s", addr);
     else if (e->local_size == e->size) snprintf(host, n, "127.0.0.1");
     else if (list && e->rank_var == families[SLURM].rank) ddp__first_host(list, host, n);
     else

@@ -6,6 +6,7 @@
 
 typedef struct ddp_environment {
     int rank, size, local_rank, local_size;
+    bool hosts_known;     /* something said how many ranks are here: else one host is assumed */
     int node, nodes;      /* this host among the job's; -1 and 0 where nothing says it */
     const char *rank_var; /* the variable that gave the rank; NULL: no launcher, a world of one */
     const char *size_var;

@@ -136,6 +136,9 @@ static void masters(void) {
     meets("MASTER_ADDR and MASTER_PORT as set", "RANK=0 WORLD_SIZE=2 MASTER_ADDR=10.1.2.3 MASTER_PORT=29500",
           "10.1.2.3 29500");
     meets("one host needs no MASTER_ADDR", "RANK=0 WORLD_SIZE=2 MASTER_PORT=29500", "127.0.0.1 29500");
+    meets("ranks known to be on one host meet on its loopback, whatever its name",
+          "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=myhost MASTER_PORT=29500",
+          "127.0.0.1 29500");
     meets("no port by hand is named", "RANK=0 WORLD_SIZE=2", "init: WORLD_SIZE is 2 but MASTER_PORT is not set");
     meets("a port that is none", "RANK=0 WORLD_SIZE=2 MASTER_PORT=99999", "init: MASTER_PORT is \"99999\"");
     int a = meets("Slurm's first host and a port of the step's own",

@@ -56,6 +56,12 @@ if unshare -Urm true 2> /dev/null; then
   holds "L7 a cgroup's quota of one core is one thread" [ "$out" = "threads 1" ]
   out=$(in_cgroup 'echo max 100000 > cpu.max' "$RUN" -n 1 --exec bash -c 'echo threads $OMP_NUM_THREADS' 2>&1); rc=$?
   holds "L7 a cgroup without a quota leaves all cores" [ "$out" = "threads $(nproc)" ]
+  out=$(in_cgroup 'mkdir cpu; echo 150000 > cpu/cpu.cfs_quota_us; echo 100000 > cpu/cpu.cfs_period_us' "$RUN" -n 1 --exec bash -c 'echo threads $OMP_NUM_THREADS' 2>&1); rc=$?
+  if grep -qE ':([a-z,]*,)?cpu(,[a-z,]*)?:' /proc/self/cgroup; then
+    holds "L7 so does one of version 1, of one core and a half" [ "$out" = "threads 1" ]
+  else
+    echo "skip L7 a quota of version 1: no such cgroups here"
+  fi
   RISES='if [ $RANK = 1 ]; then sleep 0.2; printf "oom 1\noom_kill 3\n" > /sys/fs/cgroup/memory.events; kill -KILL $$; fi; exec sleep 100'
   out=$(in_cgroup 'printf "oom 0\noom_kill 1\n" > memory.events' "$RUN" -n 2 --exec bash -c "$RISES" 2>&1); rc=$?
   holds "L3 SIGKILL is told with the cgroup's oom_kill count when it rose" has "out of memory: the cgroup's oom_kill count rose by 2, from 1 to 3"
