@@ -128,6 +128,9 @@ DDP_API int ddp_local_device(void);
 DDP_API int ddp_num_threads(void);
 /* 0 when all waits have ended cleanly, else the status that killed the job's communicator. Any thread. */
 DDP_API int ddp_job_status(void);
+/* Compares what the ranks say under `key`, each once, without waiting for any: the first leaves its `value`, another's that
+ * differs is DDP_EMISMATCH, naming both and `what`. 0 in a world of one and before ddp_init. Compute thread. */
+DDP_API int ddp_job_compare(const char *key, const char *value, const char *what);
 /* Ends all ranks: their waits return DDP_EPEER with `why`. Any thread. */
 DDP_API void ddp_abort(const char *why);
 /* 1 once this process or, in a job, any rank got SIGTERM or SIGINT since the first call, which replaces their default action;
@@ -492,6 +495,14 @@ typedef struct ddp_file ddp_file;
  * DDP_EIO with the system's reason: then the old file is as it was. DDP_EINVAL for names and texts. Any thread. */
 DDP_API int ddp_file_write(const char *path, int n, const char *const *names, ddp_tensor *const *tensors, int n_texts,
                            const char *const *keys, const char *const *texts);
+/* A file that others write, and that takes its place when it is whole, as above.
+ *   out  [OUT] freed with ddp_file_draft_free, which removes the file unless it was committed; one thread at a time */
+typedef struct ddp_file_draft ddp_file_draft;
+DDP_API int ddp_file_draft_new(const char *path, ddp_file_draft **out);
+/* The name to write under, in the folder of `path`; valid until the draft is freed. NULL for NULL. */
+DDP_API const char *ddp_file_draft_name(const ddp_file_draft *d);
+DDP_API int ddp_file_draft_commit(ddp_file_draft *d);
+DDP_API void ddp_file_draft_free(ddp_file_draft *d);
 /* Opens a file: maps it and checks its whole header. DDP_EIO, saying where it is damaged, unless every byte of it belongs to
  * one tensor of a dtype that there is here.
  *   out  [OUT] freed with ddp_file_free; one thread at a time */

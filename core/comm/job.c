@@ -161,6 +161,35 @@ fail:
     return st;
 }
 
+/* Who comes first leaves "rank value"; what follows it is there as soon as the count is 1. */
+int ddp_job_compare(const char *key, const char *value, const char *what) {
+    ddp_job *j = &ddp__job;
+    if (ddp__pending()) return ddp__pending();
+    if (!key || !value || !what) return ddp__fail(DDP_ENULL, "compare: key, value or what is NULL");
+    if (!j->store) return 0;
+    char name[300], *theirs = NULL;
+    int64_t count;
+    snprintf(name, sizeof name, "compare/%.200s/n", key);
+    int st = ddp__store_add(j->store, name, 1, &count);
+    name[strlen(name) - 1] = 'v';
+    if (st == 0 && count == 1) {
+        char mine[300];
+        return ddp__store_set(j->store, name, mine, (size_t)snprintf(mine, sizeof mine, "%d %.250s", j->rank, value));
+    }
+    size_t n = 0;
+    if (st == 0) st = ddp__store_get(j->store, name, ddp__now() + j->timeout, (void **)&theirs, &n);
+    if (st == 0) {
+        int rank = 0, at = 0;
+        char text[300];
+        snprintf(text, sizeof text, "%.*s", (int)n, theirs);
+        sscanf(text, "%d %n", &rank, &at);
+        if (strcmp(text + at, value) != 0)
+            st = ddp__fail(DDP_EMISMATCH, "%s: rank %d has %s, rank %d has %s", what, rank, text + at, j->rank, value);
+    }
+    free(theirs);
+    return st;
+}
+
 static void leave(void) {
     ddp_job *j = &ddp__job;
     if (ddp__forked()) return; /* the place in the job is the parent's */

@@ -24,6 +24,7 @@ struct ddp_file {
     struct ddp_file_item {
         ddp_file_entry e;
         uint64_t begin, end; /* from `data` */
+        bool shown;          /* a tensor over its bytes was given out */
     } * item;                /* [n] by name */
     int n;
     ddp_file_text_pair *text; /* [n_texts] by key */

@@ -144,7 +144,7 @@ ddp_tensor *ddp_file_tensor(ddp_file *f, int i) {
         ddp__fail(DDP_ENOMEM, "load: %s: %s", f->path, strerror(errno));
         return NULL;
     }
-    f->writable = true;
+    f->writable = x->shown = true;
     return over(f, x);
 }
 
@@ -169,7 +169,7 @@ int ddp_file_read(ddp_file *f, int i, ddp_tensor *t) {
     int st = from ? ddp_copy_(t, from) : ddp__pending();
     ddp_set_grad_mode(mode);
     ddp__drop(from);
-    if (!f->writable) forget(f, x);
+    if (!x->shown) forget(f, x);
     return st;
 }
 

@@ -248,17 +248,28 @@ static int settle(writer *w) {
     return 0;
 }
 
+/* Opens a temporary file; end closes, and removes what was not settled. */
+static int begin(writer *w) {
+    w->dir = w->fd = -1;
+    int st = find_target(w);
+    if (st < 0) return st;
+    remove_remains(w);
+    return open_temporary(w);
+}
+
+static void end(writer *w) {
+    if (w->fd >= 0 && w->name[0]) unlinkat(w->dir, w->name, 0);
+    if (w->fd >= 0) close(w->fd);
+    if (w->dir >= 0) close(w->dir);
+}
+
 static int write_file(const char *path, const text *header, const entry *list, int n) {
-    writer w = {.path = path, .dir = -1, .fd = -1};
-    int st = find_target(&w);
-    if (st == 0) remove_remains(&w);
-    if (st == 0) st = open_temporary(&w);
+    writer w = {.path = path};
+    int st = begin(&w);
     if (st == 0) st = put(&w, header->p, header->n);
     for (int i = 0; i < n && st == 0; i++) st = put_tensor(&w, list[i].t);
     if (st == 0) st = settle(&w);
-    if (st < 0 && w.fd >= 0 && w.name[0]) unlinkat(w.dir, w.name, 0);
-    if (w.fd >= 0) close(w.fd);
-    if (w.dir >= 0) close(w.dir);
+    end(&w);
     return st;
 }
 
@@ -277,6 +288,53 @@ static int make_list(entry *list, int n, const char *const *names, ddp_tensor *c
     qsort(list, (size_t)n, sizeof *list, by_width);
     return 0;
 }
+
+/* ---- files that others write ---------------------------------------------------------------------------------------- */
+
+struct ddp_file_draft {
+    writer w; /* w.path is a copy */
+    char full[PATH_MAX + NAME_MAX + 2];
+};
+
+int ddp_file_draft_new(const char *path, ddp_file_draft **out) {
+    if (ddp__pending()) return ddp__pending();
+    if (!path || !*path || !out) return ddp__fail(DDP_ENULL, "replace_file: no path");
+    ddp_file_draft *d = calloc(1, sizeof *d);
+    char *copy = strdup(path);
+    if (!d || !copy) {
+        free(d);
+        free(copy);
+        return ddp__fail(DDP_ENOMEM, "replace_file: out of memory");
+    }
+    d->w.path = copy;
+    int st = begin(&d->w);
+    snprintf(d->full, sizeof d->full, "%s/%s", d->w.folder, d->w.name);
+    if (st < 0) ddp_file_draft_free(d);
+    else *out = d;
+    return st;
+}
+
+const char *ddp_file_draft_name(const ddp_file_draft *d) { return d ? d->full : NULL; }
+
+int ddp_file_draft_commit(ddp_file_draft *d) {
+    if (ddp__pending()) return ddp__pending();
+    if (!d || !d->w.name[0]) return ddp__fail(DDP_ESTATE, "replace_file: nothing to commit");
+    /* Another file may stand there under the name by now: that one is meant. */
+    int fd = openat(d->w.dir, d->w.name, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return cannot(&d->w, "write", errno);
+    close(d->w.fd);
+    d->w.fd = fd;
+    return settle(&d->w);
+}
+
+void ddp_file_draft_free(ddp_file_draft *d) {
+    if (!d) return;
+    end(&d->w);
+    free((char *)(uintptr_t)d->w.path);
+    free(d);
+}
+
+/* ---- files of tensors -------------------------------------------------------------------------------------------------- */
 
 int ddp_file_write(const char *path, int n, const char *const *names, ddp_tensor *const *tensors, int n_texts,
                    const char *const *keys, const char *const *texts) {

@@ -47,7 +47,8 @@ end
 
 local function check_things(what, things)
   if type(things) ~= "table" or is_tensor(things) or getmetatable(things) ~= nil then
-    fail(("%s: expected a table { model =, optimizer =, ... }, got a %s"):format(what, type(things)))
+    local got = (wrapped(things) or module.is_module(things)) and "module" or is_tensor(things) and "tensor" or type(things)
+    fail(("%s: expected a table { model =, optimizer =, ... }, got a %s"):format(what, got))
   end
   local names = {}
   for name in pairs(things) do

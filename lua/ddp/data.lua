@@ -4,9 +4,8 @@ local base = require "ddp.ffi"
 local ship = require "ddp.ship"
 local C, own, check, fail = base.C, base.own, base.check, base.error
 
--- data.on_start(loader, fingerprint) is called when a loop over a loader with a DistributedSampler begins its first pass, and
--- data.on_loop(loader) when any loop begins: it returns an object whose batch(last) is called with each batch (last: it is
--- known to be the last) and whose finish() is called where the loop finds no more data. ddp.parallel may set them.
+-- data.on_loop(loader) is called when a loop begins: it returns an object whose batch(last) is called with each batch (last: it is
+-- known to be the last) and whose finish() is called where the loop finds no more data. ddp.parallel may set it.
 local M = {}
 
 -- ---- data sets -----------------------------------------------------------------------------------------------------
@@ -144,6 +143,14 @@ end
 local Sampler = {}
 Sampler.__index = Sampler
 
+-- Samplers that share out over the job's ranks are numbered as they are made, alike on all ranks.
+local samplers = 0
+local function count_sampler(replicas)
+  if replicas then return nil end
+  samplers = samplers + 1
+  return samplers
+end
+
 -- Shares a set out over the ranks. shuffle (default true): another order each epoch, and equal numbers for all ranks by
 -- repeating a few samples, or dropping them (drop_last). shuffle = false: each sample exactly once over all ranks.
 function M.DistributedSampler(set, opts)
@@ -157,7 +164,17 @@ function M.DistributedSampler(set, opts)
     end
   end
   return setmetatable({ set = set, shuffle = opts.shuffle ~= false, seed = need_count("DistributedSampler: seed", opts.seed or 0, 0),
-    drop_last = opts.drop_last or false, world = opts.num_replicas, of_rank = opts.rank }, Sampler)
+    drop_last = opts.drop_last or false, world = opts.num_replicas, of_rank = opts.rank, number = count_sampler(opts.num_replicas) }, Sampler)
+end
+
+-- Ranks that share out data must read the same set: each says under the sampler's number what it reads, and whoever finds that
+-- another said otherwise raises. Nobody waits: a loader is not collective.
+local function compare_sets(sampler)
+  if not sampler.number or sampler.compared or C.ddp_is_initialized() == 0 then return end
+  sampler.compared = true
+  local fingerprint = tostring(C.ddp_dataset_fingerprint(sampler.set.handle)):match "%d+"
+  check(C.ddp_job_compare("data set " .. sampler.number, ("%s, fingerprint %s"):format(tostring(sampler.set), fingerprint),
+    "DistributedSampler: the ranks read different data"))
 end
 
 -- Samples of one epoch on this rank.
@@ -319,9 +336,7 @@ function Loader:iter()
     check(C.ddp_loader_set_epoch(handle, sampler.next_epoch))
     sampler.next_epoch = nil
   end
-  if sampler and self.pass == 0 and M.on_start then
-    M.on_start(self, ("%016x"):format(C.ddp_dataset_fingerprint(self.set.handle)))
-  end
+  if sampler then compare_sets(sampler) end
   check(C.ddp_loader_start(handle))
   self.pass = self.pass + 1
   local pass, step, loop = self.pass, self.collate and next_collated or next_batch, M.on_loop and M.on_loop(self)

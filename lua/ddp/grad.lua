@@ -106,6 +106,10 @@ end
 
 local one_out, one_grad = ffi.new "ddp_tensor *[1]", ffi.new "ddp_tensor *[1]"
 
+-- For those who communicate in backward: M.weighted, whether a reduction weighs its ranks, and M.factor, what this rank's
+-- gradients will be multiplied by then: the weight given to backward, unless M.next_factor was set before.
+M.weighted, M.factor = false, 1
+
 -- t:backward(grad, {retain_graph=, create_graph=, weight=}), or t:backward{...}.
 function T.backward(t, grad, opts)
   if opts == nil and grad ~= nil and base.is_options(grad) then grad, opts = nil, grad end
@@ -115,6 +119,7 @@ function T.backward(t, grad, opts)
     flags = (opts.retain_graph and C.DDP_RETAIN_GRAPH or 0) + (opts.create_graph and C.DDP_CREATE_GRAPH or 0)
     weight = opts.weight or 1
   end
+  M.factor, M.next_factor = M.next_factor or weight, nil
   one_out[0], one_grad[0] = t, grad
   C.ddp_set_where(M.where and M.where() or "")
   local state = C.ddp_backward_begin(1, one_out, one_grad, 0, nil, flags, weight)
@@ -139,6 +144,7 @@ function M.grad(outputs, inputs, opts)
   local ins, n_in = pointers(inputs, "inputs")
   local given = opts.grad_outputs and pointers(opts.grad_outputs, "grad_outputs") or nil
   local flags = (opts.create_graph and C.DDP_CREATE_GRAPH or 0) + (opts.retain_graph and C.DDP_RETAIN_GRAPH or 0)
+  M.factor = 1
   local state = C.ddp_backward_begin(n_out, outs, given, n_in, ins, flags, 1)
   if state == nil then raise() end
   local status = run(state, flags)

@@ -157,29 +157,80 @@ function M.rank0(fn, ...)
   return unpack(r, 1, r.n)
 end
 
+-- Runs fn on rank 0, then on the others: the first prepares what the others find. Each gets the results of its own call; an
+-- error of rank 0 reaches all, before the others begin. A file is best written through ddp.replace_file.
 function M.rank0_first(fn, ...)
   check(C.ddp_init(nil))
   if C.ddp_world_size() == 1 then return fn(...) end
   local args, n = { ... }, select("#", ...)
-  M.rank0(function() fn(unpack(args, 1, n)) end)
+  local results
+  local function pack(...) results = { n = select("#", ...), ... } end
+  M.rank0(function() pack(fn(unpack(args, 1, n))) end)
   if C.ddp_rank() ~= 0 then return fn(...) end
+  return unpack(results, 1, results.n)
 end
 
--- {loss = {sum, count}} -> {loss = sum/count} over all ranks. Ranks whose keys differ are told.
-function M.reduce_metrics(metrics)
+-- fn(name) writes a file of that name, which then takes the place of `path`, whole and on the disk; when fn fails, or the process
+-- is killed, what stood there stays. Returns what fn returns. On this rank alone.
+function M.replace_file(path, fn)
+  if type(path) ~= "string" or path == "" then fail("replace_file: expected the name of a file, got a " .. type(path)) end
+  local out = ffi.new "ddp_file_draft *[1]"
+  check(C.ddp_file_draft_new(path, out))
+  local draft = ffi.gc(out[0], C.ddp_file_draft_free)
+  local function finish(ok, ...)
+    local status = ok and C.ddp_file_draft_commit(draft) or 0
+    C.ddp_file_draft_free(ffi.gc(draft, nil))
+    if not ok then error((...), 0) end
+    check(status)
+    return ...
+  end
+  return finish(pcall(fn, ffi.string(C.ddp_file_draft_name(draft))))
+end
+
+local function sorted_keys(t)
+  local keys = {}
+  for k in pairs(t) do keys[#keys + 1] = k end
+  table.sort(keys)
+  return keys
+end
+
+-- This rank's metrics as plain numbers, {name = {sum, count}}.
+local function plain_metrics(metrics)
+  if type(metrics) ~= "table" then fail("reduce_metrics: expected { name = { sum, count } }, got a " .. type(metrics)) end
   local mine = {}
   for k, v in pairs(metrics) do
-    local sum = v[1]
-    mine[k] = { tensor.is_tensor(sum) and sum:item() or sum, v[2] }
+    local sum, count = type(v) == "table" and v[1], type(v) == "table" and v[2]
+    if tensor.is_tensor(sum) then sum = sum:item() end
+    if tensor.is_tensor(count) then count = count:item() end
+    if type(k) ~= "string" or type(sum) ~= "number" or type(count) ~= "number" then
+      fail(("reduce_metrics: \"%s\": expected { sum, count }"):format(tostring(k)))
+    end
+    mine[k] = { sum, count }
   end
-  local all, out = M.all_gather_object(mine), {}
-  for r, m in ipairs(all) do
-    for k in pairs(mine) do if m[k] == nil then fail(("reduce_metrics: rank %d has no \"%s\""):format(r - 1, tostring(k))) end end
-    for k in pairs(m) do if mine[k] == nil then fail(("reduce_metrics: rank %d has \"%s\", rank %d has not"):format(r - 1, tostring(k), C.ddp_rank())) end end
+  return mine
+end
+
+-- {loss = {sum, count}} -> {loss = sum/count} over all ranks, the same bits on all. Ranks with other keys are an error on all.
+function M.reduce_metrics(metrics)
+  mark_line()
+  local ok, mine = pcall(plain_metrics, metrics)
+  local all, out = M.all_gather_object(ok and { metrics = mine } or { error = tostring(mine) }), {}
+  if not ok then error(mine, 0) end
+  for r, theirs in ipairs(all) do
+    if theirs.error then fail(("reduce_metrics: on rank %d: %s"):format(r - 1, theirs.error)) end
   end
-  for k in pairs(mine) do
+  local first = all[1].metrics
+  for r, theirs in ipairs(all) do
+    for _, k in ipairs(sorted_keys(first)) do
+      if theirs.metrics[k] == nil then fail(("reduce_metrics: rank 0 has \"%s\", rank %d has not"):format(k, r - 1)) end
+    end
+    for _, k in ipairs(sorted_keys(theirs.metrics)) do
+      if first[k] == nil then fail(("reduce_metrics: rank %d has \"%s\", rank 0 has not"):format(r - 1, k)) end
+    end
+  end
+  for k in pairs(first) do
     local sum, count = 0, 0
-    for _, m in ipairs(all) do sum, count = sum + m[k][1], count + m[k][2] end
+    for _, theirs in ipairs(all) do sum, count = sum + theirs.metrics[k][1], count + theirs.metrics[k][2] end
     out[k] = sum / count
   end
   return out
@@ -244,6 +295,7 @@ function M.DistributedDataParallel(model, opts)
     weighted = reduce == "weighted" and 1 or 0, names = c_names })
   local out = ffi.new "ddp_reducer *[1]"
   check(C.ddp_reducer_new(list, #params, c, out))
+  if reduce == "weighted" then grad.weighted = true end
   if C.ddp_world_size() > 1 then
     grad.no_grad(function() for _, b in model:named_buffers() do check(C.ddp_broadcast(b, 0, "buffers", nil)) end end)
   end
@@ -275,7 +327,10 @@ function DDP:reduce_gradients(weight)
   check(C.ddp_reducer_reduce_weighted(rawget(self, "_reducer"), weight or 1))
 end
 -- Makes a mean a weighted one from now on, on all ranks alike: what a stepper does when it is given weights.
-function DDP:weigh() check(C.ddp_reducer_set_weighted(rawget(self, "_reducer"), 1)) end
+function DDP:weigh()
+  check(C.ddp_reducer_set_weighted(rawget(self, "_reducer"), 1))
+  grad.weighted = true
+end
 -- Running statistics are averaged over the ranks before evaluation: collective.
 function DDP:eval()
   mark_line()
@@ -292,28 +347,5 @@ function DDP:type() return "DistributedDataParallel" end
 
 -- The line of a backward joins the signatures of its buckets.
 grad.where = function() return C.ddp_world_size() > 1 and (base.user_line() or "") or "" end
-
--- Compares a hash of every parameter over the ranks; raises on all, naming the first that differs.
-function M.check(model)
-  local bit = require "bit"
-  local mine = {}
-  for name, p in model:named_parameters() do
-    local t = p:is_contiguous() and p or p:contiguous()
-    local bytes, n = ffi.cast("const uint8_t *", C.ddp_data(t)), t:numel() * tonumber(C.ddp_dtype_size(C.ddp_dtype_of(t)))
-    local h = 5381
-    for i = 0, n - 1 do h = bit.bxor(bit.rol(h, 5) + bytes[i], i) end
-    mine[#mine + 1] = { name, h }
-  end
-  for r, theirs in ipairs(M.all_gather_object(mine)) do
-    for i, e in ipairs(theirs) do
-      local first = mine[i]
-      if C.ddp_rank() == r - 1 then break end
-      if not first or first[1] ~= e[1] or first[2] ~= e[2] then
-        fail(("check: parameter %s differs between rank %d and rank %d"):format(e[1], C.ddp_rank(), r - 1))
-      end
-    end
-  end
-  return true
-end
 
 return M

@@ -77,6 +77,7 @@ local function backward(self, loss, share, reduce)
   local from = self.scaler and self.scaler:scale(loss) or loss
   local seed = share ~= 1 and tensor.full(from:size(), share, { dtype = from:dtype() }) or nil
   local opts = { weight = self.total }
+  grad.next_factor = self.expected -- share, then R / W, then W: what comes of this micro-batch in the end is its share times R
   if not self.wrapped or reduce then from:backward(seed, opts)
   else self.model:no_sync(function() from:backward(seed, opts) end) end
 end

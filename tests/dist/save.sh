@@ -30,6 +30,12 @@ passes "K3 what 1 rank saved 2 load" "$RUN" -n 2 $CASE cross "$tmp/part1" 256 -
 passes "K3 what 2 ranks saved 4 load" "$RUN" -n 4 $CASE cross "$tmp/part2" 208 -
 passes "K1 an error on one rank reaches all" "$RUN" -n 2 $CASE differ "$tmp/differ"
 
+passes "C11 running statistics are averaged over the ranks in the file, and each rank's own kept" "$RUN" -n 2 $CASE norm "$tmp/norm"
+
+name="C1 a save that a rank does not come to ends after the timeout, and names it"
+begin=$(date +%s%N); out=$(timeout 60 "$RUN" -n 2 --timeout 2 --grace 1 $CASE stall "$tmp/stall" 2>&1); status=$?; took=$(( ($(date +%s%N) - begin) / 1000000 ))
+[ $status = 1 ] && [ $took -ge 2000 ] && [ $took -lt 5000 ] && [[ $out == *"rank 1 has not reached"*save.lua:* ]] && [ ! -e "$tmp/stall" ] && ok "$name" || no "$name" "$status, $took ms: $out"
+
 # ---- K1: killed 50 times; each start looks at what the one before left ----
 mkdir "$tmp/kill"; name="K1 SIGKILL at 50 random moments of a save leaves a loadable file"
 parts=0 why=""
@@ -60,13 +66,21 @@ fi
 passes "K1 a limit of a file's size is an error and keeps the old file" bash -c 'eval "$("$1" --env)"; trap "" XFSZ; ulimit -f 1024; exec luajit "$2" full "$3" "File too large"' _ "$RUN" $CASE "$tmp/limited"
 
 # ---- the script ----
-name="K2 train_resnet: a run that is resumed ends like one that was not"
-train() { timeout 100 "$RUN" -n 2 scripts/train_resnet.lua --batch 64 --epochs 2 --deterministic "$@" 2>&1; }
-whole=$(train --save "$tmp/a"); a=$(echo "$whole" | grep -E 'test accuracy|\] loss')
-timeout -s KILL 100 "$RUN" -n 2 scripts/train_resnet.lua --batch 64 --epochs 2 --deterministic --save "$tmp/b" --save-every 5 > "$tmp/out" 2>&1 & job=$!
-for _ in $(seq 500); do [ -e "$tmp/b" ] && break; sleep 0.01; done
-cp "$tmp/b" "$tmp/c"
-wait $job
-rest=$(train --resume "$tmp/c" --save "$tmp/d"); b=$(echo "$rest" | grep -E 'test accuracy|\] loss')
-if [ -n "$a" ] && [ "$a" = "$b" ] && cmp -s "$tmp/a" "$tmp/d" && cmp -s "$tmp/a" "$tmp/b" && [[ $rest == *"goes on after step"* ]]; then ok "$name"; else no "$name" "$a, $b: $rest"; fi
+# same_end NAME OPTIONS...: a run that is resumed from a save on the way ends like one that was not, files and numbers alike
+same_end() {
+  local name=$1 whole rest a b job; shift
+  train() { timeout 100 "$RUN" -n 2 scripts/train_resnet.lua --epochs 2 --deterministic "$@" 2>&1; }
+  rm -f "$tmp"/[abcd]
+  whole=$(train "$@" --save "$tmp/a"); a=$(echo "$whole" | grep -E 'test accuracy|\] loss')
+  train "$@" --save "$tmp/b" --save-every 5 > /dev/null & job=$!
+  for _ in $(seq 500); do [ -e "$tmp/b" ] && break; sleep 0.01; done
+  cp "$tmp/b" "$tmp/c"
+  wait $job
+  rest=$(train "$@" --resume "$tmp/c" --save "$tmp/d"); b=$(echo "$rest" | grep -E 'test accuracy|\] loss')
+  if [ -n "$a" ] && [ "$a" = "$b" ] && cmp -s "$tmp/a" "$tmp/d" && cmp -s "$tmp/a" "$tmp/b" && [[ $rest == *"goes on after step"* ]]; then ok "$name"; else no "$name" "$a, $b: $rest"; fi
+}
+same_end "K2 train_resnet: a run that is resumed ends like one that was not" --batch 64
+same_end "K2 the same in f16 with accumulation and another number of workers" --batch 32 --amp f16 --accumulate 3 --workers 1
+out=$("$RUN" scripts/train_resnet.lua --model resnet18 --resume "$tmp/a" 2>&1)
+[ $? = 2 ] && [[ $out == *"is a checkpoint of resnet20, not of resnet18"* ]] && ok "train_resnet refuses a checkpoint of another model" || no "train_resnet refuses a checkpoint of another model" "$out"
 exit $bad

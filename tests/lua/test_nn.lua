@@ -426,4 +426,20 @@ t.test("hooks in a ResNet see live tensors, before and after the ops that drop t
   for _, y in ipairs(kept) do t.ok(y:sum():item() == y:sum():item()) end
 end)
 
+t.test("SyncBatchNorm alone is a BatchNorm, of any number of dims; convert keeps what a model has", function()
+  local x = ddp.randn(4, 3, 2, 2)
+  local model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Sequential(nn.BatchNorm2d(3, { eps = 0.1 })))
+  model(x)
+  local seen, want = 0, model:eval()(x)
+  model[2]:register_forward_hook(function() seen = seen + 1 end)
+  local before = model:state_dict()
+  t.ok(nn.SyncBatchNorm.convert(model) == model and model[2]:is(nn.SyncBatchNorm) and model[3][1]:is(nn.SyncBatchNorm))
+  for name, p in pairs(model:state_dict()) do t.ok(p == before[name], name .. " is another tensor") end
+  t.ok(model(x):equal(want), "the converted model gives other values")
+  t.eq(seen, 1, "a hook was lost")
+  t.ok(not model[2].training and nn.SyncBatchNorm(3)(ddp.randn(4, 3)):size(2) == 3)
+  t.fails(function() nn.SyncBatchNorm.convert(3) end, "SyncBatchNorm.convert: expected a module")
+  t.fails(function() nn.SyncBatchNorm(3, { momentun = 1 }) end, "did you mean \"momentum\"")
+end)
+
 t.done()

@@ -5,6 +5,7 @@ local grad = require "ddp.grad"
 
 local nn = { functional = require "ddp.nn.functional", Parameter = module.Parameter, Module = module.class, is_module = module.is_module }
 for name, class in pairs(require "ddp.nn.layers") do nn[name] = class end
+nn.SyncBatchNorm = require("ddp.nn.sync_norm").SyncBatchNorm
 
 -- ---- nn.init: in place, outside the graph; each returns its tensor -------------------------------------------------
 local init = {}

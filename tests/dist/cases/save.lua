@@ -1,4 +1,5 @@
--- Checkpoints of real runs: save.lua train KIND STOP FROM TO | cross FILE SAMPLES TO | kill FILE PIDFILE | full FILE | differ FILE ("-": none).
+-- Checkpoints of real runs: save.lua train KIND STOP FROM TO | cross FILE SAMPLES TO | kill FILE PIDFILE | full FILE | differ FILE | norm FILE |
+-- stall FILE ("-": none).
 local ddp = require "ddp"
 local ffi = require "ffi"
 local nn, F = ddp.nn, ddp.nn.functional
@@ -133,6 +134,27 @@ elseif mode == "full" then
   end
   ddp.save(file, { model = { a = small * 2 } })
   expect(ddp.load(file).a:equal(small * 2), "a later save")
+elseif mode == "norm" then
+  -- Running statistics in the file are the ranks' average; those of the models stay as they are, and come back by rank.
+  local file = arg[2]
+  ddp.manual_seed(1)
+  local m = nn.Sequential(nn.BatchNorm2d(2))
+  local wrapped = ddp.DistributedDataParallel(m)
+  local opt = ddp.optim.SGD(wrapped:parameters(), { lr = 0.1 })
+  wrapped(ddp.rand(4, 2, 3, 3) + 2 * r)
+  local mine, mean = m[1].running_mean:clone(), ddp.all_reduce(m[1].running_mean:clone(), "mean")
+  expect(not mine:equal(mean), "the ranks' statistics are alike")
+  ddp.save(file, { model = wrapped, optimizer = opt })
+  expect(m[1].running_mean:equal(mine), "saving changed the model")
+  expect(ddp.load(file)["0.running_mean"]:equal(mean), "the file does not hold the average")
+  ddp.load(file, { model = wrapped })
+  expect(m[1].running_mean:equal(mean), "a model alone is the average")
+  ddp.load(file, { model = wrapped, optimizer = opt })
+  expect(m[1].running_mean:equal(mine), "a run that goes on has its own again")
+elseif mode == "stall" then
+  -- The last rank never comes to save.
+  if r == w - 1 then ffi.cdef "int usleep(unsigned us);" while true do ffi.C.usleep(1e5) end end
+  ddp.save(arg[2], { model = nn.Linear(1, 1) })
 elseif mode == "differ" then
   -- An error of one rank reaches all, and nobody hangs.
   local file = arg[2]
