@@ -402,6 +402,10 @@ DDP_API int ddp_reducer_skip(ddp_reducer *r);
 DDP_API int ddp_is_reduced(const ddp_tensor *t);
 /* 1 when a rank touched params[i] in the last reduction. */
 DDP_API int ddp_reducer_touched(const ddp_reducer *r, int i);
+/* 1 when there was a reduction of r. */
+DDP_API int ddp_reducer_seen(const ddp_reducer *r);
+/* 1 when a rank touched params[i] in one. */
+DDP_API int ddp_reducer_used(const ddp_reducer *r, int i);
 DDP_API void ddp_reducer_free(ddp_reducer *r);
 
 /* A hook of the host's that exchanges the buckets itself instead of the reducer: wherever a reduction gets to one,

@@ -66,10 +66,10 @@ int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
     st = e->post(ddp__comm_here(), coll, &r);
     ddp__phase_enter(phase);
-    if (st < 0) return st;
+    if (st < 0) return ddp__group_note(st);
     if (world) ddp__flight_req(seq, r);
     if (fault == DDP_FAULT_FLIP) return flipped(coll, r, req);
-    if (!req) return ddp__coll_wait(r, &coll->weight_sum);
+    if (!req) return ddp__group_note(ddp__coll_wait(r, &coll->weight_sum));
     *req = r;
     return 0;
 }

@@ -35,6 +35,8 @@ DDP_LOCAL extern ddp_job ddp__job;
 DDP_LOCAL ddp_comm *ddp__comm_here(void);
 DDP_LOCAL int ddp__size_here(void);
 DDP_LOCAL int ddp__place_here(const char *what, const char *who, int rank);
+/* st; where it is an error inside a group its text says of whom it speaks: engines count ranks in their communicator. */
+DDP_LOCAL int ddp__group_note(int st);
 DDP_LOCAL void ddp__groups_abort(const char *why);
 DDP_LOCAL void ddp__groups_leave(void);
 /* ddp_all_reduce and ddp_broadcast: in place on t; root counts in the group in force. */

@@ -26,6 +26,15 @@ int ddp__place_here(const char *what, const char *who, int rank) {
     return place;
 }
 
+int ddp__group_note(int st) {
+    if (st >= 0 || !ddp__job.group) return st;
+    const char *text;
+    char copy[900];
+    st = ddp_error_take(&text);
+    snprintf(copy, sizeof copy, "%s", text);
+    return ddp__fail(st, "%s (ranks by their place in the group %s)", copy, ddp__job.group->text);
+}
+
 int ddp_group_rank(const ddp_group *g) {
     if (!g) g = ddp__job.group;
     return g ? g->rank : ddp_rank();

@@ -130,6 +130,9 @@ int ddp_reducer_touched(const ddp_reducer *r, int i) {
     return r->n_buckets ? r->slots[i].touched : r->slots[i].param->grad != NULL;
 }
 
+int ddp_reducer_seen(const ddp_reducer *r) { return r && r->seen; }
+int ddp_reducer_used(const ddp_reducer *r, int i) { return r && i >= 0 && i < r->n && r->slots[i].used; }
+
 /* ---- hooks ---- */
 
 int ddp_reducer_set_hook(ddp_reducer *r, int64_t id) {

@@ -12,6 +12,7 @@ typedef struct slot { /* of one parameter */
     bool ready;        /* whole in this backward */
     bool reduced;      /* holds a reduced gradient, not added to since */
     bool touched;      /* by some rank, in the last reduction */
+    bool used;         /* by some rank, in any */
 } slot;
 
 /* Memory of a bucket: n gradients, each on a cache line of its own; then, from `tail` on, one number a parameter that says

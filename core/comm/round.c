@@ -236,6 +236,7 @@ static void take_results(ddp_reducer *r) {
     for (int i = 0; i < r->n; i++) {
         slot *s = &r->slots[i];
         s->touched = is_touched(r, s);
+        s->used |= s->touched;
         s->reduced = true;
         ddp_mark_written(s->view);
         if (s->touched && !s->param->grad) s->param->grad = ddp_retain(s->view);

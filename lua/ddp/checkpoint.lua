@@ -22,7 +22,7 @@ local VERSION = 1
 -- ---- kinds of things ----------------------------------------------------------------------------------------------------
 
 local function is_handle(x, ctype) return type(x) == "table" and type(rawget(x, "handle")) == "cdata" and ffi.istype(ctype, x.handle) end
-local function wrapped(x) return type(x) == "table" and rawget(x, "_reducer") ~= nil and rawget(x, "module") end
+local function wrapped(x) return type(x) == "table" and rawget(x, "_ddp") ~= nil and rawget(x, "module") end
 
 local function all_tensors(x)
   if type(x) ~= "table" or getmetatable(x) ~= nil or next(x) == nil then return false end

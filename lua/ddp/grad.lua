@@ -34,6 +34,7 @@ local function run_host(state, flags)
   local id = tonumber(C.ddp_backward_host_id(state))
   local hook = hooks[id]
   if not hook then return end
+  if hook.comm then return hook.comm() end
   if hook.again then
     hook.again(state)
     hooks[id] = nil -- what it needed is in the graph now
@@ -63,6 +64,25 @@ local function run_host(state, flags)
   end
   finish(pcall(hook.fn, unpack(grads, 1, n)))
   if flags == 0 then hooks[id] = nil end -- the graph is used up
+end
+
+-- A function that exchanges gradients of a wrapped model, by number: C asks for it inside a backward, or elsewhere where
+-- gradients are reduced (run_comm).
+function M.add_comm(fn)
+  local id = new_id()
+  hooks[id] = { comm = fn }
+  return id
+end
+function M.drop_comm(id) hooks[id] = nil end
+
+-- Calls step() as long as it returns 1, and the function that C asks for in between; returns the last status.
+function M.run_comm(step)
+  local status = step()
+  while status == 1 do
+    hooks[tonumber(C.ddp_reduction_host_id())].comm()
+    status = step()
+  end
+  return status
 end
 
 -- Goes on until the end, or the first error.

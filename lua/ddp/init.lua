@@ -67,8 +67,7 @@ local LAZY = {
 local FROM = { report = { "ddp.report", "report" }, progress = { "ddp.report", "progress" }, profile = { "ddp.profile", "profile" }, sorted = { "ddp.nn.module", "sorted" },
   func = { "ddp.func", "func" }, autocast = { "ddp.amp", "autocast" }, check_nan = { "ddp.check_nan", "check_nan" }, clip_grad_norm_ = { "ddp.optim", "clip_grad_norm_" },
   check = { "ddp.check", "check" }, save = { "ddp.checkpoint", "save" }, load = { "ddp.checkpoint", "load" } }
-local NOT_BUILT = { compile = 1, einsum = 1,
-  new_group = 1, send = 1, recv = 1, all_to_all = 1 }
+local NOT_BUILT = { compile = 1, einsum = 1 }
 
 return setmetatable(ddp, { __index = function(self, name)
   local value

@@ -19,6 +19,7 @@ local wrapped = setmetatable({}, { __mode = "v" }) -- by number, alike on all ra
 local steppers = setmetatable({}, { __mode = "v" }) -- the same
 local n_wrapped, n_steppers, calls = 0, 0, 0
 
+-- net: {module =, reducer =, names = of its parameters}.
 function M.add_model(net)
   n_wrapped = n_wrapped + 1
   wrapped[n_wrapped] = net
@@ -57,7 +58,7 @@ local function describe(mark)
   local d, tensors = { models = {}, objects = {}, tensors = {} }, {}
   for i = 1, n_wrapped do
     local net = wrapped[i]
-    if net and tonumber(C.ddp_reducer_last(rawget(net, "_reducer"))) > mark then d.models[#d.models + 1] = i end
+    if net and tonumber(C.ddp_reducer_last(net.reducer)) > mark then d.models[#d.models + 1] = i end
   end
   for i, object in ipairs(follow.since(mark)) do
     local state = object:state_dict()
@@ -155,11 +156,31 @@ function Loop:finish()
   end
   if joins and C.ddp_world_size() > 1 then
     C.ddp_set_where(base.user_line() or "")
-    check(C.ddp_join(self.batches == 0 and -1 or last_said == self and 1 or 0, source_out, missed_out))
+    local sure = self.batches == 0 and -1 or last_said == self and 1 or 0
+    check(grad.run_comm(function() return C.ddp_join(sure, source_out, missed_out) end))
     if source_out[0] >= 0 then grad.no_grad(take_over, self.mark, source_out[0], missed_out[0] == 1) end
   end
   C.ddp_join_batch(0)
   last_said = nil
+  if joins then M.list_unused() end
+end
+
+-- ---- parameters that nothing uses --------------------------------------------------------------------------------------------
+
+-- One line on rank 0, once a model: after the first loop that trained it, or when the script is finished.
+function M.list_unused()
+  if C.ddp_rank() ~= 0 then return end
+  for i = 1, n_wrapped do
+    local net = wrapped[i]
+    if net and not net.unused_listed and C.ddp_reducer_seen(net.reducer) == 1 then
+      net.unused_listed = true
+      local names = {}
+      for k, name in ipairs(net.names) do if C.ddp_reducer_used(net.reducer, k - 1) == 0 then names[#names + 1] = name end end
+      if #names > 0 then
+        C.ddp_log_line(1, ("no rank has used %d of the model's %d parameters in a step so far: %s"):format(#names, #net.names, table.concat(names, ", ")))
+      end
+    end
+  end
 end
 
 data.on_loop = M.begin

@@ -5,6 +5,8 @@ local tensor = require "ddp.tensor"
 local grad = require "ddp.grad"
 local module = require "ddp.nn.module"
 local plain = require "ddp.plain"
+local wrap = require "ddp.wrap"
+local groups = require "ddp.groups"
 local C, check, fail = base.C, base.check, base.error
 
 local M = {}
@@ -32,7 +34,11 @@ function M.stop_requested()
   mark_line()
   return check(C.ddp_stop_requested()) == 1
 end
-function M.finish() C.ddp_finish() end
+function M.finish()
+  local join = package.loaded["ddp.join"]
+  if join then join.list_unused() end
+  C.ddp_finish()
+end
 
 -- ---- collectives on tensors ----------------------------------------------------------------------------------------
 
@@ -44,18 +50,6 @@ local function op_code(what, op)
 end
 
 local work_out = ffi.new "ddp_work *[1]"
--- An asynchronous call's handle: wait() ends it, test() asks.
-local function handle(t)
-  local w = ffi.gc(work_out[0], C.ddp_work_free)
-  return {
-    wait = function()
-      check(C.ddp_work_wait(w))
-      return t
-    end,
-    test = function() return check(C.ddp_work_test(w)) == 1 end,
-  }
-end
-
 local function need_tensor(what, t)
   if not tensor.is_tensor(t) then fail(("%s: expected a tensor, got a %s"):format(what, type(t))) end
 end
@@ -63,38 +57,59 @@ local function collective_options(what, opts, more)
   local known = { "async", "name", "group" }
   for _, k in ipairs(more or {}) do known[#known + 1] = k end
   opts = base.options(what, opts, known)
-  if opts.group then fail(what .. ": groups are not built yet") end
+  groups.check(what, opts.group)
   mark_line()
   return opts
 end
 
--- all_reduce(t, "sum"|"mean"|"min"|"max", {async =, name =}): in place.
+-- Starts call(a, b, name, work) in the group that opts name, and waits for it if it is not to be asynchronous; the result is t.
+local function run(opts, t, call, a, b)
+  local g = opts.group
+  local before = g and C.ddp_group_use(g.handle)
+  local status = call(a, b, opts.name, opts.async and work_out or nil) -- raises nothing
+  if g then C.ddp_group_use(before) end
+  check(status)
+  return opts.async and groups.handle(work_out[0], t, g) or t
+end
+
+-- all_reduce(t, "sum"|"mean"|"min"|"max", {async =, name =, group =}): in place.
 function M.all_reduce(t, op, opts)
   need_tensor("all_reduce", t)
   if type(op) == "table" then op, opts = op.op, op end
   opts = collective_options("all_reduce", opts, { "op" })
-  check(C.ddp_all_reduce(t, op_code("all_reduce", op), opts.name, opts.async and work_out or nil))
-  return opts.async and handle(t) or t
+  return run(opts, t, C.ddp_all_reduce, t, op_code("all_reduce", op))
 end
+-- root is a rank of the job, also in a group.
 function M.broadcast(t, root, opts)
   need_tensor("broadcast", t)
   opts = collective_options("broadcast", opts)
-  check(C.ddp_broadcast(t, root or 0, opts.name, opts.async and work_out or nil))
-  return opts.async and handle(t) or t
+  return run(opts, t, C.ddp_broadcast, t, root or (opts.group and opts.group.members[1] or 0))
 end
-function M.all_gather(t)
+function M.all_gather(t, opts)
   need_tensor("all_gather", t)
-  mark_line()
-  return base.own(C.ddp_all_gather(t))
+  opts = collective_options("all_gather", opts)
+  local shape = { opts.group and opts.group:size() or C.ddp_world_size(), unpack(t:size()) }
+  if #shape > C.DDP_MAX_DIM then fail(("all_gather: t has %d dimensions, the result one more than there can be"):format(#shape - 1)) end
+  local out = groups.empty(shape, t:dtype())
+  return run(opts, out, C.ddp_all_gather_into, out, t)
 end
-function M.reduce_scatter(t, op)
+function M.reduce_scatter(t, op, opts)
   need_tensor("reduce_scatter", t)
-  mark_line()
-  return base.own(C.ddp_reduce_scatter(t, op_code("reduce_scatter", op)))
+  if type(op) == "table" then op, opts = op.op, op end
+  opts = collective_options("reduce_scatter", opts, { "op" })
+  local shape, n = t:size(), opts.group and opts.group:size() or C.ddp_world_size()
+  if #shape == 0 or shape[1] % n ~= 0 then
+    fail(("reduce_scatter: t is [%s]: its first size must divide into %d ranks"):format(table.concat(shape, ","), n))
+  end
+  shape[1] = shape[1] / n
+  local out = groups.empty(shape, t:dtype())
+  local code = op_code("reduce_scatter", op)
+  return run(opts, out, function(y, x, name, work) return C.ddp_reduce_scatter_into(y, x, code, name, work) end, out, t)
 end
-function M.barrier()
+function M.barrier(opts)
+  opts = base.options("barrier", opts, { "group" })
   mark_line()
-  check(C.ddp_barrier())
+  groups.within(groups.check("barrier", opts.group), function() check(C.ddp_barrier()) end)
 end
 
 -- ---- objects ---------------------------------------------------------------------------------------------------------
@@ -114,16 +129,16 @@ local function broadcast_text(text, root, patient)
   return got
 end
 
-function M.broadcast_object(v, root)
+function M.broadcast_object(v, root, opts)
+  opts = base.options("broadcast_object", opts, { "group" })
+  local g = groups.check("broadcast_object", opts.group)
   mark_line()
-  root = root or 0
-  return plain.decode(broadcast_text(C.ddp_rank() == root and plain.encode(v, "broadcast_object") or "", root))
+  root = root or (g and g.members[1] or 0)
+  return plain.decode(groups.within(g, broadcast_text, C.ddp_rank() == root and plain.encode(v, "broadcast_object") or "", root))
 end
 
-function M.all_gather_object(v)
-  mark_line()
+local function gather_objects(v, size)
   local text = plain.encode(v, "all_gather_object")
-  local size = math.max(C.ddp_world_size(), 1)
   local lens = ffi.new("int64_t[?]", size)
   check(C.ddp_all_gather_bytes(text, #text, data_out, lens))
   local all, at = {}, ffi.cast("const char *", data_out[0])
@@ -133,6 +148,12 @@ function M.all_gather_object(v)
   end
   C.ddp_bytes_free(data_out[0])
   return all
+end
+function M.all_gather_object(v, opts)
+  opts = base.options("all_gather_object", opts, { "group" })
+  local g = groups.check("all_gather_object", opts.group)
+  mark_line()
+  return groups.within(g, gather_objects, v, g and g:size() or math.max(C.ddp_world_size(), 1))
 end
 
 -- Runs fn on rank 0 while the others wait, however long; its plain values come back on all ranks, and so does an error.
@@ -236,6 +257,7 @@ function M.reduce_metrics(metrics)
   return out
 end
 
+M.new_group, M.send, M.recv, M.all_to_all = groups.new_group, groups.send, groups.recv, groups.all_to_all
 function M.print(...) if C.ddp_rank() == 0 then print(...) end end
 
 -- ---- DistributedDataParallel ---------------------------------------------------------------------------------------------
@@ -257,7 +279,11 @@ end
 local meta = {
   __index = field,
   __newindex = function(self, key, value) rawget(self, "module")[key] = value end,
-  __call = function(self, ...) return rawget(self, "module")(...) end,
+  __call = function(self, ...)
+    local state = rawget(self, "_ddp")
+    if state.frozen[1] then wrap.refresh(state) end
+    return rawget(self, "module")(...)
+  end,
   __tostring = function(self) return "DistributedDataParallel(" .. tostring(rawget(self, "module")) .. ")" end,
 }
 
@@ -270,46 +296,29 @@ local function average_buffers(m)
   end)
 end
 
--- Wraps a model: rank 0's parameters and buffers go to all, gradients are reduced while backward runs.
--- {bucket_mb = 25, reduce = "mean"|"sum"|"weighted"}
+-- Wraps a model: rank 0's parameters and buffers go to all, gradients are reduced while backward runs. Parameters may be frozen
+-- and unfrozen between steps, on all ranks alike.
+-- {bucket_mb = 25, reduce = "mean"|"sum"|"weighted", compression = "none"|"bf16"|"f16"}: gradients of f32 parameters may travel in
+-- 16 bits. PyTorch's find_unused_parameters, static_graph, gradient_as_bucket_view and broadcast_buffers are taken, and not needed.
 function M.DistributedDataParallel(model, opts)
-  opts = base.options("DistributedDataParallel", opts, { "bucket_mb", "reduce", "compression" })
   if not module.is_module(model) then fail("DistributedDataParallel: expected a module, got a " .. type(model)) end
-  local reduce = opts.reduce or "mean"
-  if reduce ~= "mean" and reduce ~= "sum" and reduce ~= "weighted" then
-    fail(("DistributedDataParallel: reduce is \"%s\", expected mean, sum or weighted"):format(tostring(reduce)))
-  end
-  if opts.compression and opts.compression ~= "none" then fail "DistributedDataParallel: compression is not built yet" end
-  local params, names = {}, {}
-  for name, p in model:named_parameters() do
-    if p.requires_grad then
-      params[#params + 1] = p
-      names[#names + 1] = name
-    end
-  end
-  if #params == 0 then fail "DistributedDataParallel: the model has no parameters that need gradients" end
+  opts = wrap.options(opts)
   mark_line()
-  local list, c_names = ffi.new("ddp_tensor *[?]", #params), ffi.new("const char *[?]", #params)
-  for i, p in ipairs(params) do list[i - 1], c_names[i - 1] = p, names[i] end
-  local c = ffi.new("ddp_reducer_opts", { size = ffi.sizeof "ddp_reducer_opts", bucket_mb = opts.bucket_mb or 0, sum = reduce == "sum" and 1 or 0,
-    weighted = reduce == "weighted" and 1 or 0, names = c_names })
-  local out = ffi.new "ddp_reducer *[1]"
-  check(C.ddp_reducer_new(list, #params, c, out))
-  if reduce == "weighted" then grad.weighted = true end
+  local state = wrap.new(model, opts)
+  if opts.reduce == "weighted" then grad.weighted = true end
   if C.ddp_world_size() > 1 then
     grad.no_grad(function() for _, b in model:named_buffers() do check(C.ddp_broadcast(b, 0, "buffers", nil)) end end)
   end
-  local net = setmetatable({ module = model, _reducer = ffi.gc(out[0], C.ddp_reducer_free), _names = names }, meta)
-  require("ddp.join").add_model(net)
-  return net
+  require("ddp.join").add_model(state)
+  return setmetatable({ module = model, _ddp = state }, meta)
 end
 
 -- Gradients of backwards inside fn stay on this rank; the next one outside reduces the sum.
 function DDP:no_sync(fn, ...)
-  local r = rawget(self, "_reducer")
-  check(C.ddp_reducer_set_sync(r, 0))
+  local state = rawget(self, "_ddp")
+  check(C.ddp_reducer_set_sync(state.reducer, 0))
   local function finish(ok, ...)
-    C.ddp_reducer_set_sync(r, 1)
+    C.ddp_reducer_set_sync(state.reducer, 1)
     if not ok then error((...), 0) end
     return ...
   end
@@ -319,18 +328,26 @@ end
 -- Joins a step of the others with weight 0.
 function DDP:skip()
   mark_line()
-  check(C.ddp_reducer_skip(rawget(self, "_reducer")))
+  wrap.refresh(rawget(self, "_ddp"))
+  wrap.reduce(rawget(self, "_ddp"), 0)
 end
 -- Reduces what no_sync left; weight: this rank's, where the reduction is "weighted".
 function DDP:reduce_gradients(weight)
   mark_line()
-  check(C.ddp_reducer_reduce_weighted(rawget(self, "_reducer"), weight or 1))
+  wrap.reduce(rawget(self, "_ddp"), weight or 1)
 end
 -- Makes a mean a weighted one from now on, on all ranks alike: what a stepper does when it is given weights.
 function DDP:weigh()
-  check(C.ddp_reducer_set_weighted(rawget(self, "_reducer"), 1))
+  wrap.weigh(rawget(self, "_ddp"))
   grad.weighted = true
 end
+
+-- fn(bucket) exchanges the gradients itself, on all ranks alike: bucket.tensor (1-D, a view; what it holds in the end is the
+-- gradient, the same on all ranks), bucket.index (from 1), bucket.name, bucket.is_last. It returns nothing, or a handle with wait() as
+-- all_reduce with {async = true} gives one, waited for at the backward's end. Called as buckets are ready, in their order; on a
+-- rank that skips or whose data has ended the tensor is 0. There are no buckets in a world of one.
+function DDP:register_comm_hook(fn) wrap.register_hook(rawget(self, "_ddp"), fn) end
+
 -- Running statistics are averaged over the ranks before evaluation: collective.
 function DDP:eval()
   mark_line()

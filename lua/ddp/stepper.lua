@@ -200,7 +200,7 @@ end
 return function(opts)
   opts = base.options("stepper", opts, { "model", "optimizer", "accumulate", "clip", "scaler", "schedule" })
   local m = opts.model
-  local wrapped = type(m) == "table" and rawget(m, "_reducer") ~= nil
+  local wrapped = type(m) == "table" and rawget(m, "_ddp") ~= nil
   need(wrapped or module.is_module(m), "model", "a module, wrapped or not", m)
   need(type(opts.optimizer) == "table" and opts.optimizer.param_groups, "optimizer", "an optimizer", opts.optimizer)
   local n = opts.accumulate == nil and 1 or opts.accumulate

@@ -28,6 +28,14 @@ for n in 1 2; do passes "checkpoints on $n ranks give the bits of a run without,
 passes "P1 P2 C6 the stepper on two ranks equals one, whatever the micro-batches" "$RUN" -n 2 $CASES/stepper.lua
 
 for n in 2 3 4; do passes "C5 uneven data on $n ranks ends like one process with the mean of those that have some" "$RUN" -n $n $CASES/uneven.lua; done
+for n in 1 2 3 4; do passes "C6 C7 what steps leave out, frozen parameters, several models and backwards on $n ranks" "$RUN" -n $n $CASES/uses.lua; done
+out=$(timeout 60 "$RUN" -n 3 $CASES/uses.lua 2>&1)
+[ "$(echo "$out" | grep -c 'no rank has used')" = 1 ] && has "$out" "[r0] ddp: no rank has used 2 of the model's 6 parameters in a step so far: c.weight, c.bias" && ok "C7 never-used names are listed once, on rank 0" || no "C7 never-used names are listed once, on rank 0" "$out"
+[ "$(echo "$out" | grep -c '^\[r0\].*is not needed')" = 4 ] && [ "$(echo "$out" | grep -c 'is not needed')" = 4 ] && ok "C7 PyTorch's options are explained once" || no "C7 PyTorch's options are explained once" "$out"
+for n in 1 2 3 4; do passes "P3 C5 communication hooks and compression on $n ranks" "$RUN" -n $n $CASES/hooks.lua; done
+for n in 1 2 3 4; do passes "C3 groups and messages between two on $n ranks" "$RUN" -n $n $CASES/groups.lua; done
+fails "C3 in a group, too, ranks that call different collectives are told both" 1 3 'rank 0 calls all_reduce #1 sum (f32 x 4, "loss"' "$RUN" -n 3 $CASES/groups.lua mismatch
+fails "C3 ranks that make different groups are told" 1 3 "new_group: member 1 is" "$RUN" -n 2 $CASES/groups.lua lists
 passes "C5 each reduction of the others restarts the clock of a rank that has ended" "$RUN" -n 2 --timeout 1 $CASES/uneven.lua slow
 fails "C5 another collective in a loop that one rank has left is told" 1 3 'sum (f32 x 1, "metric", tests/dist/cases/uneven.lua:118), rank 1 calls all_reduce' "$RUN" -n 2 $CASES/uneven.lua metric
 
