@@ -296,6 +296,8 @@ bool options_shows(const options *o, int r) {
 
 void options_help(void) {
     printf("usage: ddprun [options] script.lua [arguments of the script]\n"
+           "       ddprun -i [script.lua]    a prompt\n"
+           "       ddprun doctor             what is there, slow or broken\n"
            "Runs a Lua script as one process a rank, and ends all of them when one fails.\n\n");
     for (int i = 0; i < COUNT; i++) {
         char left[40];

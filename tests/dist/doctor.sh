@@ -42,6 +42,8 @@ fi
 if unshare -Urm true 2>/dev/null; then
   sed 's/ sse4_2 / /; s/ avx[0-9a-z_]*//g' /proc/cpuinfo > "$tmp/cpuinfo"
   doctor unshare -Urm sh -c "mount --bind '$tmp/cpuinfo' /proc/cpuinfo; exec \"\$@\"" sh; says "a processor without SSE 4.2 is broken, status 1" 1 '^broken .*SSE 4\.2'
+  doctor unshare -Urm sh -c 'cd /sys/fs && mount -t tmpfs none cgroup && echo 50000 100000 > cgroup/cpu.max && echo 107374182 > cgroup/memory.max && cd "$0" && exec "$@"' "$PWD"
+  says "a cgroup's limits are told, with what they cost" 0 '^cores .*grants 0\.5 of them' '^memory .*limit of the cgroup 0\.1 GB' '^slow .*grants 0\.5 cores' '^slow .*less than half a GB'
   doctor unshare -Urm sh -c 'mount -t tmpfs -o ro none /dev/shm; exec "$@"' sh; says "a /dev/shm that takes nothing is told; memfd is enough" 0 '/dev/shm fails: Read-only'
 else
   echo "skip a processor without SSE 4.2: no mount namespaces here"

@@ -33,7 +33,7 @@ world "0 1 1" "3 3 3"; holds "L9 a rank that is there twice is named" has "two p
 world "0 1" "2 3"; holds "L9 worlds that do not match are named" has "init: rank 1 is in a world of 3, rank 0 in one of 2"
 world "0 1" "3 3"; holds "L9 a rank that is missing in a world by hand is named" has "init: missing: rank 2 of 3"
 echo 'if os.getenv "RANK" == "1" then io.popen("sleep 30"):read "*a" end print "joins" io.stdout:flush() require("ddp").init()' > "$tmp/late.lua"
-"$RUN" -n 2 "$tmp/late.lua" > "$tmp/out" 2>&1 < /dev/null & pid=$!
+: > "$tmp/out"; "$RUN" -n 2 "$tmp/late.lua" > "$tmp/out" 2>&1 < /dev/null & pid=$!
 for _ in $(seq 50); do grep -q joins "$tmp/out" && break; sleep 0.1; done
 sleep 0.2; begin=$(ms); kill -INT $pid; wait $pid; rc=$?; took=$(($(ms) - begin)); out="$took ms, $(cat "$tmp/out")"
 holds "L9 Ctrl-C during rendezvous exits within a second" [ $rc = 130 -a $took -lt 1000 ]

@@ -23,6 +23,16 @@ out=$(OMP_NUM_THREADS=2 timeout 60 "$RUN" -n 2 $FORK loader 2>&1); rc=$?
 out=$(OMP_NUM_THREADS=2 timeout 60 "$RUN" -n 2 $FORK raise 2>&1); rc=$?
 [ $rc = 0 ] && [ "$(echo "$out" | grep -c "child's status 1")" = 2 ] && [[ $out == *"$WHY"* && $out != *"failed first"* ]] && ok "L11 a fork that fails is not the rank that fails" || no "L11 a fork that fails is not the rank that fails" "$rc $out"
 
+cat > "$tmp/early.lua" <<'LUA'
+local ddp, ffi = require "ddp", require "ffi"
+ffi.cdef "int fork(void); int waitpid(int, int *, int);"
+local pid = ffi.C.fork()
+print(pid == 0 and "child" or "parent", ddp.ones(300, 300):matmul(ddp.ones(300, 300)):sum():item())
+if pid ~= 0 then ffi.C.waitpid(pid, nil, 0) end
+LUA
+out=$(OMP_NUM_THREADS=2 timeout 60 "$RUN" "$tmp/early.lua" 2>&1); rc=$?
+[ $rc = 0 ] && [ "$(echo "$out" | grep -cE "^(child|parent)"$'\t'"27000000$")" = 2 ] && ok "L11 a fork before the first call computes as its parent does" || no "L11 a fork before the first call computes as its parent does" "$rc $out"
+
 cat > "$tmp/popen.lua" <<'LUA'
 local ddp = require "ddp"
 ddp.all_reduce(ddp.ones(1000, 1000))

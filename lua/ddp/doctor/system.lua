@@ -130,7 +130,7 @@ function M.shared_memory(r)
   if not works then
     r.broken "several ranks need memfd_create: allow it (seccomp profile of the container, kernel 3.17 or newer)"
   elseif not opened and not named then
-    r.broken "several ranks can share no memory: let processes open /proc/PID/fd of the same user (hidepid, yama), or mount /dev/shm (docker run --shm-size=1g)"
+    r.broken "several ranks can share no memory: mount /proc without hidepid for ranks of one user, or mount /dev/shm (docker run --shm-size=1g)"
   elseif not opened and tonumber(space[0].bavail * space[0].frsize) < 2 ^ 28 then
     r.slow "/dev/shm is small and other ranks may not open /proc/PID/fd: large models on several ranks need docker run --shm-size=1g"
   end
