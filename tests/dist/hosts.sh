@@ -11,7 +11,7 @@ ok() { echo "ok $1"; }
 no() { echo "not ok $1: $(echo "$2" | tr '\n' '~' | cut -c1-900)"; bad=1; }
 check() { local name=$1; shift; if "$@"; then ok "$name"; else no "$name" "failed: $*; ms $ms; node 0 ($(cat "$tmp/status0")): $(tail -c 700 "$tmp/out0"); node 1 ($(cat "$tmp/status1")): $(tail -c 700 "$tmp/out1")"; fi; }
 on() { local i=$1; shift; "$@"; } # how something is run on host i
-port=$((20000 + RANDOM % 20000))
+port=$((11000 + RANDOM % 18000)) # below those that the system gives out by itself
 # start I ARGS...: ddprun of host I in the background
 start() {
   local i=$1; shift
