@@ -73,7 +73,7 @@ same_end() {
   rm -f "$tmp"/[abcd]
   whole=$(train "$@" --save "$tmp/a"); a=$(echo "$whole" | grep -E 'test accuracy|\] loss')
   train "$@" --save "$tmp/b" --save-every 5 > /dev/null & job=$!
-  for _ in $(seq 500); do [ -e "$tmp/b" ] && break; sleep 0.01; done
+  for _ in $(seq 3000); do [ -e "$tmp/b" ] && break; sleep 0.01; done
   cp "$tmp/b" "$tmp/c"
   wait $job
   rest=$(train "$@" --resume "$tmp/c" --save "$tmp/d"); b=$(echo "$rest" | grep -E 'test accuracy|\] loss')
