@@ -52,6 +52,16 @@ local grouped = kernel_of(function() return ops.conv2d(a, w, nil, 1, 1, 1, 2) en
 say("oneDNN", "%s", grouped:find "onednn" and "loaded" or "not there")
 if not grouped:find "onednn" then slow[#slow + 1] = "oneDNN is missing (libddp_onednn.so): grouped convolutions and large products run on plain loops" end
 
+-- Engines over a library are files beside libddp.so.
+local function plugin(name)
+  local f = io.open((os.getenv "DDP_LIB" or ".") .. "/libddp_" .. name .. ".so")
+  if f then f:close() end
+  return f and name
+end
+local mpis = {}
+for _, name in ipairs { "openmpi", "mpich" } do mpis[#mpis + 1] = plugin(name) end
+say("engines", "shm%s%s", plugin "gloo" and ", gloo, hier" or "", #mpis > 0 and (", mpi (%s)"):format(table.concat(mpis, ", ")) or "")
+
 local kb = tonumber(first_line("/proc/meminfo", "^MemAvailable:%s*(%d+)") or 0)
 say("memory", "%.1f GB free; huge pages: %s", kb / 2 ^ 20, first_line("/sys/kernel/mm/transparent_hugepage/enabled", "%[(%w+)%]") or "unknown")
 if first_line("/sys/kernel/mm/transparent_hugepage/enabled", "%[(never)%]") then

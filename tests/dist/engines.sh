@@ -127,6 +127,8 @@ for mpi in openmpi mpich; do
   DDP_TIMEOUT=2 mpi_fails "C1 C2 mpi ($mpi): under mpirun a rank that does not come is named" 'rank 1 has not reached all_reduce #' 2 $CASES/fault.lua stall
 done
 
+out=$(timeout 60 "$RUN" doctor 2>&1 | grep '^engines ')
+has "$out" "shm" && { [ ! -e "$B/libddp_gloo.so" ] || has "$out" "gloo, hier"; } && ok "doctor says which engines are there" || no "doctor says which engines are there" "$out"
 out=$(DDP_ENGINE=carrier-pigeon WORLD_SIZE=2 RANK=0 MASTER_PORT=1 timeout 20 "$RUN" -n 2 $CASES/collectives.lua 2>&1)
 has "$out" "expected auto, shm, gloo, mpi or hier" && ok "an unknown engine is told" || no "an unknown engine is told" "$out"
 mkdir "$tmp/bare"
