@@ -214,8 +214,10 @@ static int number_places(hier *h, const ddp_boot *b) {
         if (i == 0 || p->host != said) h->first[++host] = i;
         said = p->host;
         if (i > h->first[host] && p->local == h->places[i - 1].local)
-            return ddp__fail(DDP_EMISMATCH, "init: ranks %d and %d both say they are LOCAL_RANK %d of GROUP_RANK %d",
-                             h->places[i - 1].rank, p->rank, p->local, said);
+            return ddp__fail(
+                DDP_EMISMATCH,
+                "init: ranks %d and %d both say they are LOCAL_RANK %d of GROUP_RANK %d, the number of the host",
+                h->places[i - 1].rank, p->rank, p->local, said);
         if (p->rank == b->rank) h->host = host;
     }
     h->hosts = host + 1;

@@ -3,8 +3,8 @@
  * Parameters stand in buckets in reverse order, so that the last layers' gradients, which come first, go first. A
  * bucket is one block of memory (the engine's, so that reducing needs no copy): the gradients one behind the other,
  * each a view (p.grad), then one number a parameter that says whether this rank touched it. Buckets are posted in their
- * order, the same on every rank. The order stays that of construction: with the one engine there is today reduction is
- * work of the same cores, so an order by arrival has nothing to gain. */
+ * order, the same on every rank. The order stays that of construction: on one host reduction is work of the same cores,
+ * so an order by arrival has little to gain. */
 #include "reducer.h"
 
 #include <stdio.h>

@@ -19,7 +19,20 @@ local function load(...)
   end
 end
 
+-- Engines over a library are files beside libddp.so.
+local function plugin(name)
+  local f = io.open((os.getenv "DDP_LIB" or ".") .. "/libddp_" .. name .. ".so")
+  if f then f:close() end
+  return f and name
+end
+local function engines(r)
+  local mpis = {}
+  for _, name in ipairs { "openmpi", "mpich" } do mpis[#mpis + 1] = plugin(name) end
+  r.say("engines", "shm%s%s", plugin "gloo" and ", gloo, hier" or "", #mpis > 0 and (", mpi (%s)"):format(table.concat(mpis, ", ")) or "")
+end
+
 function M.others(r)
+  engines(r)
   local list = { { "gloo", "libgloo.so.0", "libgloo.so" }, { "Open MPI", "libmpi.so.40" }, { "MPICH", "libmpich.so.12" },
     { "libjpeg", "libjpeg.so.62", "libjpeg.so.8" }, { "libpng", "libpng16.so.16" } }
   local found, missing = {}, {}

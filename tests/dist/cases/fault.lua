@@ -30,6 +30,16 @@ elseif kind == "stop" or kind == "kill" or kind == "kill3" then
   ddp.all_reduce(ddp.ones(4))
   if r == (kind == "kill3" and 2 or 1) then ffi.C.kill(ffi.C.getpid(), kind == "stop" and 19 or 9) end
   for _ = 1, 100 do ddp.all_reduce(ddp.ones(400000)) end
+elseif kind == "loop" then
+  local x = ddp.ones(400000)
+  ddp.all_reduce(x)
+  io.write "begun\n"
+  io.flush()
+  while true do
+    local t = C.ddp_now()
+    local ok, e = pcall(ddp.all_reduce, x)
+    if not ok then error(("after %.2f s: %s"):format(C.ddp_now() - t, e), 0) end
+  end
 elseif kind == "exit0" then
   if r == 1 then os.exit(0) end
   ddp.barrier()
