@@ -45,13 +45,16 @@ int64_t ddp_reduction_host_id(void) { return job.host_id; }
 
 /* ---- which reducers ---- */
 
+static ddp_reduction *spare; /* the last one freed: there is one a step */
+
 ddp_reduction *ddp__round_new(double weight) {
-    ddp_reduction *d = calloc(1, sizeof *d);
+    ddp_reduction *d = spare ? spare : malloc(sizeof *d);
+    spare = NULL;
     if (!d) {
         ddp__fail(DDP_ENOMEM, "reducer: out of memory");
         return NULL;
     }
-    d->weight = weight;
+    *d = (ddp_reduction){.weight = weight};
     return d;
 }
 
@@ -73,7 +76,8 @@ void ddp_reduction_free(ddp_reduction *d) {
         if (d->list[i]->round == d) d->list[i]->round = NULL;
     for (int i = 0; i < d->n_saved; i++) free(d->saved[i]);
     free(d->saved);
-    free(d);
+    free(spare);
+    spare = d;
 }
 
 void ddp__round_forget(const ddp_reducer *r) {

@@ -54,13 +54,13 @@ end
 
 -- What the source says: {models = {number...}, objects = {{number =, kind =, state =}...}, tensors = {{shape =, numel =, dtype =}...}}, where
 -- a tensor of a state is its place among `tensors`; and these tensors.
-local function describe(mark)
+local function describe(mark, used)
   local d, tensors = { models = {}, objects = {}, tensors = {} }, {}
   for i = 1, n_wrapped do
     local net = wrapped[i]
     if net and tonumber(C.ddp_reducer_last(net.reducer)) > mark then d.models[#d.models + 1] = i end
   end
-  for i, object in ipairs(follow.since(mark)) do
+  for i, object in ipairs(follow.since(used)) do
     local state = object:state_dict()
     d.objects[i] = { number = object.follow.number, kind = object.follow.kind, state = state }
     each_tensor(state, function(t, k)
@@ -86,9 +86,9 @@ local function put_tensors(t, tensors)
   end
 end
 
-local function take_over(mark, source, missed)
+local function take_over(mark, used, source, missed)
   local d, tensors = nil, {}
-  if C.ddp_rank() == source then d, tensors = describe(mark) end
+  if C.ddp_rank() == source then d, tensors = describe(mark, used) end
   d = parallel.broadcast_object(d, source)
   for i, t in ipairs(d.tensors) do -- row by row, however the two ranks lay theirs out
     local flat = tensors[i] and tensors[i]:contiguous():view(-1) or tensor.empty(t.numel, { dtype = t.dtype })
@@ -122,7 +122,7 @@ local last_said -- the loop that said last that it is in its last batch
 function M.begin(loader)
   C.ddp_join_batch(0)
   last_said = nil
-  return setmetatable({ loader = loader, mark = count(), calls = calls, batches = 0 }, Loop)
+  return setmetatable({ loader = loader, mark = count(), used = follow.mark(), calls = calls, batches = 0 }, Loop)
 end
 
 -- The next batch begins; last: no more will come, for sure.
@@ -158,7 +158,7 @@ function Loop:finish()
     C.ddp_set_where(base.user_line() or "")
     local sure = self.batches == 0 and -1 or last_said == self and 1 or 0
     check(grad.run_comm(function() return C.ddp_join(sure, source_out, missed_out) end))
-    if source_out[0] >= 0 then grad.no_grad(take_over, self.mark, source_out[0], missed_out[0] == 1) end
+    if source_out[0] >= 0 then grad.no_grad(take_over, self.mark, self.used, source_out[0], missed_out[0] == 1) end
   end
   C.ddp_join_batch(0)
   last_said = nil

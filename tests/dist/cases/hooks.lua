@@ -72,13 +72,16 @@ else
 end
 expect(distance(train({}, async), plain) == 0, "asynchronous hooks give other bits")
 
--- A hook of its own arithmetic: the sum, then a tenth of it.
+-- A hook of its own arithmetic: the sum, then a tenth of it; a handle of its own is waited for.
 if w > 1 then
   local got = mlp(1)
   local net = ddp.DistributedDataParallel(got)
   net:register_comm_hook(function(bucket)
-    ddp.all_reduce(bucket.tensor)
-    bucket.tensor:mul_(0.1)
+    local h = ddp.all_reduce(bucket.tensor, "sum", { async = true })
+    return { wait = function()
+      h:wait()
+      bucket.tensor:mul_(0.1)
+    end }
   end)
   F.cross_entropy(net(x), y):backward()
   local s = mlp(1)
