@@ -132,7 +132,7 @@ int ddp_init(const ddp_init_opts *opts) {
     int st = read_env(&fresh, opts);
     if (st < 0) return st;
     ddp__flight_open(fresh.local_rank);
-    if ((st = ddp__fault_read(fresh.rank, from_env("GROUP_RANK", 0))) < 0 || (st = ddp__fault_at_init()) < 0) return st;
+    if ((st = ddp__fault_read(fresh.rank, fresh.env.node > 0 ? fresh.env.node : 0)) < 0 || (st = ddp__fault_at_init()) < 0) return st;
     if (fresh.size > 1) {
         ddp__forbid_fork();
         if ((st = pick_engine(opts, &fresh, &fresh.engine)) < 0 ||
@@ -146,7 +146,7 @@ int ddp_init(const ddp_init_opts *opts) {
                          .prefix = "world",
                          .timeout = fresh.timeout,
                          .cores = ddp__cores(),
-                         .node_rank = from_env("GROUP_RANK", 0)};
+                         .node_rank = fresh.env.node > 0 ? fresh.env.node : 0};
         fresh.boot = boot;
         if ((st = fresh.engine->init(&fresh.comm, &boot)) < 0) goto fail;
     }

@@ -90,7 +90,7 @@ if [ -e "$B/libddp_gloo.so" ]; then
   unset DDP_TIMEOUT
   grep -q "rank 2 has not reached all_reduce #" "$tmp/hand0" && ok "C1 C2 hier: a host that does not come is named" || no "C1 C2 hier: a host that does not come is named" "$(cat "$tmp"/hand*)"
   mkdir "$tmp/lost"
-  for r in 0 1; do (eval "$("$RUN" --env)"; RANK=$r WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_PORT=29998 timeout 20 luajit $CASES/collectives.lua > "$tmp/lost/$r" 2>&1) & done; wait
+  for r in 0 1 2; do (eval "$("$RUN" --env)"; RANK=$r WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29998 timeout 20 luajit $CASES/collectives.lua > "$tmp/lost/$r" 2>&1) & done; wait
   grep -q "ranks 0 and 1 both say they are LOCAL_RANK 0 of GROUP_RANK 0" "$tmp/lost/0" && ok "hier: hosts without a number are told" || no "hier: hosts without a number are told" "$(cat "$tmp"/lost/*)"
   unset DDP_ENGINE
   engine=hier; passes "C13 hier: on one host it is shm" "$RUN" --engine hier -n 2 $CASES/collectives.lua

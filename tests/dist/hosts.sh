@@ -83,8 +83,19 @@ export DDP_FAULT="rank=1 at=init do=exit:3"
 again --max-restarts 2 "$CASES/steps.lua"
 check "L10 one that failed before its first step is not" eval '[ $rc = 3 ] && said 0 "failed before its first step"'
 unset DDP_FAULT
-again --max-restarts 2 --log-dir "$tmp/logs" --exec bash -c 'exit 0'
-both --max-restarts 2 "$CASES/no-such.lua" -- --max-restarts 2 "$CASES/no-such.lua"
+again "$CASES/restart.lua" "$tmp/saved" "$tmp/undisturbed"
+[ $rc = 0 ] || no "a run that nothing disturbs" "$(cat "$tmp/out0")"
+# The checkpoints come after steps 5, 10, 15: a job that is hit in step 13 goes on at 11. A fault counts the steps of its attempt.
+for fault in "rank=1 step=13 do=kill" "rank=0 step=13 do=segv" "rank=1 step=13 do=stop" "rank=0 step=13 do=throw" "rank=1 step=13 at=all_reduce do=skip" "rank=1 step=13 do=exit:0"; do
+  rm -f "$tmp/saved"
+  DDP_FAULT=$fault again --timeout 2 --max-restarts 1 "$CASES/restart.lua" "$tmp/saved" "$tmp/restarted"
+  check "L10 after $fault the job goes on from its checkpoint to the bits of a run that nothing disturbed" \
+    eval '[ $rc = 0 ] && said 0 "goes on at step 11, attempt 1" && cmp -s "$tmp/undisturbed" "$tmp/restarted"'
+done
+rm -f "$tmp/saved"; DDP_FAULT="rank=1 step=3 restart=0 do=kill" again --max-restarts 1 --log-dir "$tmp/logs" "$CASES/restart.lua" "$tmp/saved" "$tmp/restarted"
+check "L10 one that failed before it saved begins anew, and ends with the same bits" eval '[ $rc = 0 ] && cmp -s "$tmp/undisturbed" "$tmp/restarted"'
+DDP_FAULT="rank=1 step=3 do=exit:3" again --max-restarts 0 "$CASES/steps.lua"
+check "L10 with --max-restarts 0 it ends" eval '[ $rc = 3 ] && ! said 0 restart'
 
 # ---- two hosts of namespaces ----
 why=$($LAB up "$lab" 2>&1); st=$?
