@@ -127,7 +127,7 @@ lint: all ## clang-format, clang-tidy, luacheck
 	scripts/tools/lint.sh $(B)
 
 format: ## clang-format all C in place
-	clang-format -i $$(git ls-files '*.c' '*.h')
+	clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')
 
 bench: all $(B)/peak ## speed beside PyTorch's, where a torch is installed (PYTHON=... WHAT=table|conv|memory|steps|comm|all BENCH_ARGS=...)
 	tests/bench/run.sh $(B) $(WHAT)

@@ -54,6 +54,7 @@ typedef struct ddp_coll {
                              With SUM: weight 0 contributes nothing. When all weights are 0 the result is 0. */
     double deadline_s; /* seconds a wait may last, from the moment it begins; <= 0: for ever */
     const volatile int *late; /* NULL, or what another thread sets to 1 to say that the wait has lasted too long */
+    uint32_t number;          /* what errors call it, "#412"; 0: as the engine counts */
     double share;             /* not 0: what weight_sum adds up in place of weight, for an engine made of engines */
     double weight_sum;        /* [OUT] after completion: sum of weights of the ranks */
 } ddp_coll;
@@ -102,6 +103,9 @@ DDP_LOCAL const char *ddp__signature_text(const ddp_signature *s, char *text, si
 DDP_LOCAL bool ddp__signature_equal(const ddp_signature *a, const ddp_signature *b);
 /* With the number of the call: "all_reduce #412 sum (f32 x 4096, bucket 3, train.lua:57)". */
 DDP_LOCAL const char *ddp__signature_call(const ddp_signature *s, uint32_t seq, char *text, size_t n);
+
+/* What errors call k, the engine's seq-th. */
+static inline uint32_t ddp__number(const ddp_coll *k, uint32_t seq) { return k->number ? k->number : seq; }
 
 /* What errors call rank r of b. */
 static inline int ddp__called(const ddp_boot *b, int r) { return b->called ? b->called[r] : r; }

@@ -23,14 +23,16 @@ typedef struct hier {
     int rank, size, local, local_size, host, hosts, widest; /* widest: ranks of the largest host */
     place *places;                                          /* [size], by host, then by place in it */
     int *first;                                             /* [hosts + 1]: where a host begins in places */
+    uint32_t seq;                                           /* of the collective that runs */
     int *called, *leaders;                                  /* [local_size], [hosts]: their ranks in the world */
 } hier;
 
 /* ---- steps -------------------------------------------------------------------------------------------------------------- */
 
 /* One collective of `e`, from post to end. */
-static int step(const ddp_engine *e, ddp_comm *comm, const hier *h, ddp_coll *k, const volatile int *late) {
+static int step(const hier *h, const ddp_engine *e, ddp_comm *comm, ddp_coll *k, const volatile int *late) {
     ddp_req *r;
+    k->number = h->seq;
     k->deadline_s = 0; /* the wait for the whole has a deadline, and says by `late` that it is over */
     k->late = late;
     int st = e->post(comm, k, &r);
@@ -38,17 +40,16 @@ static int step(const ddp_engine *e, ddp_comm *comm, const hier *h, ddp_coll *k,
     st = e->wait(r);
     if (st == 0) k->weight_sum = e->weight_sum(r);
     e->req_free(r);
-    (void)h;
     return st;
 }
 
 static int inside(hier *h, ddp_coll *k, const volatile int *late) {
-    return step(h->inner_engine, h->inner, h, k, late);
+    return step(h, h->inner_engine, h->inner, k, late);
 }
 
 /* Among leaders; a host whose leader fails here ends with its reason (hier_stop). */
 static int outside(hier *h, ddp_coll *k, const volatile int *late) {
-    return h->outer ? step(h->outer_engine, h->outer, h, k, late) : 0;
+    return h->outer ? step(h, h->outer_engine, h->outer, k, late) : 0;
 }
 
 static ddp_coll internal(ddp_coll_kind kind, void *buf, int64_t count, ddp_dtype dtype) {
@@ -169,7 +170,7 @@ static int hier_barrier(hier *h, ddp_coll *k) {
 
 static int hier_run(void *self, ddp_coll *k, uint32_t seq) {
     hier *h = self;
-    (void)seq; /* both engines count as we do, but for reduce_scatter's inner steps */
+    h->seq = seq;
     k->weight_sum = h->size;
     switch (k->sig.kind) {
         case DDP_COLL_ALL_REDUCE: return hier_all_reduce(h, k);

@@ -143,7 +143,7 @@ static int ask_store(ddp_comm *c) {
 /* A peer is lost in r: the store knows why, a moment later at the latest. `text`: what the library knows. */
 static void explain_loss(ddp_comm *c, const ddp_req *r, const char *text) {
     char what[300], key[32], left[8];
-    ddp__signature_call(&r->coll.sig, r->seq, what, sizeof what);
+    ddp__signature_call(&r->coll.sig, ddp__number(&r->coll, r->seq), what, sizeof what);
     for (double until = ddp__now() + LEAVE_S; ddp__now() < until; nap(.02)) {
         if (ask_store(c) < 0) return;
         for (int p = 0; p < c->boot.size; p++) {
@@ -194,7 +194,7 @@ static void finish_request(ddp_comm *c, ddp_req *r, bool done) {
 
 static void run_request(ddp_comm *c, ddp_req *r) {
     const char *text;
-    int st = c->ops->run(c->self, &r->coll, r->seq);
+    int st = c->ops->run(c->self, &r->coll, ddp__number(&r->coll, r->seq));
     if (st < 0) {
         char copy[800];
         ddp_error_take(&text);
@@ -413,10 +413,10 @@ static int timed_out(ddp_comm *c, ddp_req *r, double waited) {
     int n = -1;
     pthread_mutex_lock(&c->lock);
     const ddp_req *at = c->head ? c->head : r;
-    ddp__signature_call(&at->coll.sig, at->seq, what, sizeof what);
+    ddp__signature_call(&at->coll.sig, ddp__number(&at->coll, at->seq), what, sizeof what);
     if (c->ops->missing && c->self) n = c->ops->missing(c->self, who, sizeof who);
     if (!c->ops->missing) {
-        c->late = 1;
+        __atomic_store_n(&c->late, 1, __ATOMIC_RELAXED);
         for (double until = ddp__now() + .5; !r->done && !c->status && sleep_on(c, &c->done, until);) {
         }
     }
@@ -456,7 +456,7 @@ static int queue_wait(ddp_req *r) {
         pthread_mutex_unlock(&c->lock);
         if (done) return 0;
         now = ddp__now();
-        bool late = (limit > 0 && now - begin >= limit) || (r->late && *r->late);
+        bool late = (limit > 0 && now - begin >= limit) || (r->late && __atomic_load_n(r->late, __ATOMIC_RELAXED));
         if (st == 0 && late) {
             st = timed_out(c, r, now - begin);
         } else if (st == 0 && now - asked > ASK_S) {

@@ -8,7 +8,7 @@
 /* All but stop and missing are called on the queue's thread; errors are set there (ddp__fail). */
 typedef struct ddp_queue_ops {
     int (*join)(void **self, const ddp_boot *b, const void *with); /* self: one block of malloc */
-    /* One collective, from its signature to its end; fills weight_sum. Status DDP_EPEER: a peer is lost; the text says
+    /* One collective, from its signature to its end, the seq-th for errors; fills weight_sum. Status DDP_EPEER: a peer is lost; the text says
      * which, and the queue asks the store why. */
     int (*run)(void *self, ddp_coll *c, uint32_t seq);
     void (*leave)(void *self, int graceful); /* self itself is freed by the queue */

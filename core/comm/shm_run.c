@@ -125,10 +125,11 @@ static int compare(ddp_comm *c, ddp_req *r) {
         if (!ddp__signature_equal(&e->sig, &mine->sig)) {
             char a[300], b[300];
             int lo = p < c->rank ? p : c->rank, hi = p < c->rank ? c->rank : p;
-            return shm_die(c, DDP_EMISMATCH, "rank %d calls %s, rank %d calls %s", ddp__called(&c->boot, lo),
-                           ddp__signature_call(&shm_entry_of(c, lo, r->seq)->sig, r->seq, a, sizeof a),
-                           ddp__called(&c->boot, hi),
-                           ddp__signature_call(&shm_entry_of(c, hi, r->seq)->sig, r->seq, b, sizeof b));
+            return shm_die(
+                c, DDP_EMISMATCH, "rank %d calls %s, rank %d calls %s", ddp__called(&c->boot, lo),
+                ddp__signature_call(&shm_entry_of(c, lo, r->seq)->sig, ddp__number(&r->coll, r->seq), a, sizeof a),
+                ddp__called(&c->boot, hi),
+                ddp__signature_call(&shm_entry_of(c, hi, r->seq)->sig, ddp__number(&r->coll, r->seq), b, sizeof b));
         }
         r->same |= (uint64_t)1 << p;
     }
@@ -283,7 +284,8 @@ static int check_peers(ddp_comm *c, const ddp_req *r, bool ask) {
         if (left) snprintf(how, sizeof how, "%s", left == SHM_LEFT ? "left" : "failed");
         else snprintf(how, sizeof how, "(process %d) is gone", atomic_load(&c->ctl->rank[p].pid));
         return shm_die(c, DDP_EPEER, "peer: rank %d %s while rank %d waits in %s", ddp__called(&c->boot, p), how,
-                       ddp__called(&c->boot, c->rank), ddp__signature_call(&r->coll.sig, r->seq, what, sizeof what));
+                       ddp__called(&c->boot, c->rank),
+                       ddp__signature_call(&r->coll.sig, ddp__number(&r->coll, r->seq), what, sizeof what));
     }
     return 0;
 }
@@ -300,7 +302,9 @@ static int timed_out(ddp_comm *c, const ddp_req *r, double waited) {
     if (n == 0) return 0; /* they came this very moment */
     bool one = n == 1;
     return shm_die(c, DDP_ETIMEOUT, "rank%s %s %s not reached %s; rank %d waits there since %.1f s", one ? "" : "s",
-                   who, one ? "has" : "have", ddp__signature_call(&r->coll.sig, r->seq, what, sizeof what), ddp__called(&c->boot, c->rank),
+                   who, one ? "has" : "have",
+                   ddp__signature_call(&r->coll.sig, ddp__number(&r->coll, r->seq), what, sizeof what),
+                   ddp__called(&c->boot, c->rank),
                    waited);
 }
 
@@ -344,7 +348,8 @@ int shm_wait(ddp_req *r) {
         bool ask = now - asked > ASK_S;
         if (ask) asked = now;
         if ((st = check_peers(c, c->head, ask)) < 0) return st;
-        bool late = (r->coll.deadline_s > 0 && now - begin > r->coll.deadline_s) || (r->coll.late && *r->coll.late);
+        bool late = (r->coll.deadline_s > 0 && now - begin > r->coll.deadline_s) ||
+                    (r->coll.late && __atomic_load_n(r->coll.late, __ATOMIC_RELAXED));
         if (late && (st = timed_out(c, c->head, now - begin)) < 0) return st;
         if ((st = sleep_a_slice(c, r)) < 0) return st;
     }

@@ -53,11 +53,11 @@ matrix() { # matrix NAME: under ddprun with $engine
   local got; got=$(toy "${run[@]}" -n 2)
   [ -n "$want" ] && [ "$got" = "$want" ] && ok "$e: the toy trains to the loss of shm" || no "$e: the toy trains to the loss of shm" "$got, not $want"
   local ms try
-  for try in 1 2 3; do # a busy machine makes it longer, never shorter
+  for try in 1 2 3; do # what sockets take on a busy machine comes on top
     ms=$(DDP_FAULT=delay:20 timeout 60 "${run[@]}" -n 2 $CASES/fault.lua delay 2>&1 | sed -n 's/.*comm_ms \([0-9.]*\).*/\1/p')
-    awk "BEGIN { exit !(0$ms >= 17 && 0$ms <= 23) }" && break
+    awk "BEGIN { exit !(0$ms >= 17 && 0$ms <= 30) }" && break
   done
-  awk "BEGIN { exit !(0$ms >= 17 && 0$ms <= 23) }" && ok "C14 $e: a delay of 20 ms shows as exposed communication" || no "C14 $e: a delay of 20 ms shows as exposed communication" "$ms ms"
+  awk "BEGIN { exit !(0$ms >= 17 && 0$ms <= 30) }" && ok "C14 $e: a delay of 20 ms shows as exposed communication" || no "C14 $e: a delay of 20 ms shows as exposed communication" "$ms ms"
   fails "C3 $e: ranks that call different collectives are told both" 1 0 4 'rank 0 calls all_reduce #1 sum (f32 x 4096, "loss", tests/dist/cases/fault.lua:17), rank 1 calls broadcast #1 from 0 (f32 x 10' "${run[@]}" -n 2 $CASES/fault.lua mismatch
   fails "C3 $e: another dtype is told" 1 0 4 "f64 x 8" "${run[@]}" -n 2 $CASES/fault.lua dtype
   fails "C1 C2 $e: a rank that does not come is named after the timeout" 1 2 6 "rank 1 has not reached all_reduce #" "${run[@]}" -n 2 --timeout 2 --grace 1 $CASES/fault.lua stall
@@ -88,7 +88,7 @@ if [ -e "$B/libddp_gloo.so" ]; then
   export DDP_TIMEOUT=2
   by_hand "2 1" $CASES/fault.lua stall3
   unset DDP_TIMEOUT
-  grep -q "rank 2 has not reached all_reduce #" "$tmp/hand0" && ok "C1 C2 hier: a host that does not come is named" || no "C1 C2 hier: a host that does not come is named" "$(cat "$tmp"/hand*)"
+  grep -q "rank 2 has not reached all_reduce #2 sum" "$tmp/hand0" && ok "C1 C2 hier: a host that does not come is named" || no "C1 C2 hier: a host that does not come is named" "$(cat "$tmp"/hand*)"
   mkdir "$tmp/lost"
   for r in 0 1 2; do (eval "$("$RUN" --env)"; RANK=$r WORLD_SIZE=3 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29998 timeout 20 luajit $CASES/collectives.lua > "$tmp/lost/$r" 2>&1) & done; wait
   grep -q "ranks 0 and 1 both say they are LOCAL_RANK 0 of GROUP_RANK 0" "$tmp/lost/0" && ok "hier: hosts without a number are told" || no "hier: hosts without a number are told" "$(cat "$tmp"/lost/*)"
