@@ -144,10 +144,10 @@ do
     net:zero_grad()
     F.cross_entropy(net(x), y):backward()
     batch = batch + 1
-    if batch == 2 and r == 1 then os.execute "sleep 0.5" end
+    if batch == 2 and r == 1 then os.execute "sleep 1.5" end
     begin = now()
   end
-  expect(now() - begin < 0.3, "a rank waited at the end of the loop")
+  expect(now() - begin < 1, "a rank waited at the end of the loop")
   local g = net:parameters()[1].grad
   expect(g and g:norm():item() > 0, "the last gradient is gone")
   local skipping = loader_of(8, { on_error = "skip" })
