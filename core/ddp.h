@@ -379,6 +379,7 @@ typedef struct ddp_reducer_opts {
     int weighted;             /* 1: the mean, weighted by each backward's weight */
     const char *const *names; /* [n] [OPTIONAL] names for messages */
     int compression;          /* a ddp_compression: how the gradients of f32 parameters travel */
+    int error_feedback;       /* 1: what this rank's compression rounds off goes with its next gradient */
 } ddp_reducer_opts;
 /* In 16 bits half the bytes travel; the ranks' numbers are rounded before they are added up in f32, their result after. */
 typedef enum ddp_compression { DDP_COMPRESSION_NONE, DDP_COMPRESSION_BF16, DDP_COMPRESSION_F16 } ddp_compression;

@@ -213,7 +213,9 @@ static ddp_group *pair_with(const char *what, int peer) {
     snprintf(g->prefix, sizeof g->prefix, "%s", prefix);
     /* Hosts have equally many ranks, in order. */
     for (int r = 0; r < ddp__job.size; r++) hosts[r] = r / ddp__job.local_size;
-    int st = open_comm(g, hosts);
+    ddp_group *before = ddp_group_use(g);
+    int st = ddp__group_note(open_comm(g, hosts));
+    ddp_group_use(before);
     free(hosts);
     if (st == 0) return g;
     ddp_saved_error e;

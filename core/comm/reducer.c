@@ -260,15 +260,16 @@ static int make_views(bucket *b) {
 }
 
 /* What travels in place of b's f32 numbers. */
-static int make_narrow(bucket *b, ddp_dtype dtype) {
+static int make_narrow(bucket *b, ddp_dtype dtype, bool feedback) {
     int st = ddp__job.engine->alloc(ddp__job.comm, (size_t)b->count * ddp__dtype_bytes[dtype], &b->narrow_mem);
     if (st < 0) return st;
     b->wide = ddp_keep(ddp_from_blob(b->mem, 1, &b->count, NULL, (int)b->dtype, DDP_CPU, NULL, NULL));
     b->narrow = ddp_keep(ddp_from_blob(b->narrow_mem, 1, &b->count, NULL, (int)dtype, DDP_CPU, NULL, NULL));
+    if (feedback) b->rest = ddp_keep(ddp_full(1, &b->count, 0, DDP_F32, DDP_CPU));
     return ddp__pending();
 }
 
-static int make_buckets(ddp_reducer *r, double bucket_mb, int compression) {
+static int make_buckets(ddp_reducer *r, double bucket_mb, int compression, bool feedback) {
     size_t limit = (size_t)((bucket_mb > 0 ? bucket_mb : 25) * (1 << 20));
     r->buckets = calloc((size_t)r->n, sizeof *r->buckets);
     if (!r->buckets) return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
@@ -280,7 +281,7 @@ static int make_buckets(ddp_reducer *r, double bucket_mb, int compression) {
         int st = ddp__job.engine->alloc(ddp__job.comm, (size_t)b->count * ddp__dtype_bytes[b->dtype], &b->mem);
         if (st < 0 || (st = make_views(b)) < 0) return st;
         if (compression && b->dtype == DDP_F32)
-            st = make_narrow(b, compression == DDP_COMPRESSION_BF16 ? DDP_BF16 : DDP_F16);
+            st = make_narrow(b, compression == DDP_COMPRESSION_BF16 ? DDP_BF16 : DDP_F16, feedback);
         if (st < 0) return st;
     }
     return 0;
@@ -320,7 +321,7 @@ int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *op
     if (ddp__job.size > 1) {
         st = compare_models(params, n, opts ? opts->names : NULL);
         if (st == 0) st = broadcast_params(params, n);
-        if (st == 0) st = make_buckets(r, opts ? opts->bucket_mb : 0, compression);
+        if (st == 0) st = make_buckets(r, opts ? opts->bucket_mb : 0, compression, opts && opts->error_feedback);
     }
     if (st < 0) {
         ddp_saved_error e;
@@ -360,6 +361,7 @@ void ddp_reducer_free(ddp_reducer *r) {
         bucket *b = &r->buckets[k];
         ddp__drop(b->wide);
         ddp__drop(b->narrow);
+        ddp__drop(b->rest);
         if (b->narrow_mem && ddp__job.comm) ddp__job.engine->dealloc(ddp__job.comm, b->narrow_mem);
         if (b->mem && ddp__job.comm) ddp__job.engine->dealloc(ddp__job.comm, b->mem);
         free(b->slots);

@@ -26,8 +26,8 @@ typedef struct bucket {
     int n, n_ready;
     slot **slots; /* [n] */
     ddp_req *req; /* posted and not yet waited for */
-    /* With compression: all of it, and what travels in its place; owned. */
-    ddp_tensor *wide, *narrow;
+    /* With compression: all of it, and what travels in its place; with feedback, what was rounded off; owned. */
+    ddp_tensor *wide, *narrow, *rest;
     void *narrow_mem;
 } bucket;
 

@@ -170,13 +170,28 @@ static int recast(ddp_tensor *to, ddp_tensor *from) {
     return st;
 }
 
+/* b->narrow = b's numbers in fewer bits, together with what was rounded off before; b->rest = what is now. */
+static int narrow_down(bucket *b) {
+    int mode = ddp_set_grad_mode(0), st = 0;
+    size_t tail = (size_t)(b->count - b->tail) * sizeof(float);
+    if (b->rest) {
+        memset((float *)ddp__ptr(b->rest) + b->tail, 0, tail); /* the tail's numbers are no gradients */
+        st = ddp_add_(b->wide, b->rest);
+    }
+    if (st == 0) st = ddp_copy_(b->narrow, b->wide);
+    if (st == 0 && b->rest && (st = ddp_copy_(b->rest, b->narrow)) == 0 && (st = ddp_neg_(b->rest)) == 0)
+        st = ddp_add_(b->rest, b->wide);
+    ddp_set_grad_mode(mode);
+    return st;
+}
+
 static int reduce_bucket(const ddp_reducer *r, bucket *b, double weight, const char *what, int k) {
     char name[64], of[32] = "";
     if (r->serial > 1) snprintf(of, sizeof of, " of model %lld", (long long)r->serial);
     snprintf(name, sizeof name, "%s %d%s", what, k, of);
     ddp_coll c = ddp__coll(DDP_COLL_ALL_REDUCE, NULL, b->mem, b->count, b->dtype, name);
     if (b->narrow) {
-        int st = recast(b->narrow, b->wide);
+        int st = weight != 0 ? narrow_down(b) : recast(b->narrow, b->wide); /* one that answers keeps its rest */
         if (st < 0) return st;
         c = ddp__coll(DDP_COLL_ALL_REDUCE, NULL, b->narrow_mem, b->count, b->narrow->m.dtype, name);
     }

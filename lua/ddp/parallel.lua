@@ -298,8 +298,9 @@ end
 
 -- Wraps a model: rank 0's parameters and buffers go to all, gradients are reduced while backward runs. Parameters may be frozen
 -- and unfrozen between steps, on all ranks alike.
--- {bucket_mb = 25, reduce = "mean"|"sum"|"weighted", compression = "none"|"bf16"|"f16"}: gradients of f32 parameters may travel in
--- 16 bits. PyTorch's find_unused_parameters, static_graph, gradient_as_bucket_view and broadcast_buffers are taken, and not needed.
+-- {bucket_mb = 25, reduce = "mean"|"sum"|"weighted", compression = "none"|"bf16"|"f16", error_feedback =}: gradients of f32
+-- parameters may travel in 16 bits; with error_feedback what a rank rounds off goes with its next gradient. PyTorch's
+-- find_unused_parameters, static_graph, gradient_as_bucket_view and broadcast_buffers are taken, and not needed.
 function M.DistributedDataParallel(model, opts)
   if not module.is_module(model) then fail("DistributedDataParallel: expected a module, got a " .. type(model)) end
   opts = wrap.options(opts)

@@ -18,7 +18,7 @@ local NOT_NEEDED = {
   gradient_as_bucket_view = "gradients always are views into the buckets",
   broadcast_buffers = "buffers stay as each rank has them between forward and backward, and running statistics are averaged before evaluation",
 }
-local OPTIONS = { "bucket_mb", "reduce", "compression", "find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers" }
+local OPTIONS = { "bucket_mb", "reduce", "compression", "error_feedback", "find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers" }
 local explained = {}
 
 local function explain(opts)
@@ -37,8 +37,9 @@ function M.options(opts)
   local reduce, compression = opts.reduce or "mean", opts.compression or "none"
   if not REDUCE[reduce] then fail(("%s: reduce is \"%s\", expected mean, sum or weighted"):format(what, tostring(reduce))) end
   if not COMPRESSION[compression] then fail(("%s: compression \"%s\" is not built; expected none, bf16 or f16"):format(what, tostring(compression))) end
+  if opts.error_feedback and compression == "none" then fail(what .. ": error_feedback comes with a compression") end
   explain(opts)
-  return { bucket_mb = opts.bucket_mb or 0, reduce = reduce, compression = COMPRESSION[compression] }
+  return { bucket_mb = opts.bucket_mb or 0, reduce = reduce, compression = COMPRESSION[compression], feedback = opts.error_feedback and 1 or 0 }
 end
 
 -- ---- the reducer -----------------------------------------------------------------------------------------------------------
@@ -57,7 +58,7 @@ local function build(self)
   for i, p in ipairs(params) do list[i - 1], c_names[i - 1] = p, names[i] end
   local o = self.opts
   local c = ffi.new("ddp_reducer_opts", { size = ffi.sizeof "ddp_reducer_opts", bucket_mb = o.bucket_mb, sum = o.reduce == "sum" and 1 or 0,
-    weighted = o.reduce == "weighted" and 1 or 0, names = c_names, compression = o.compression })
+    weighted = o.reduce == "weighted" and 1 or 0, names = c_names, compression = o.compression, error_feedback = o.feedback })
   local out = ffi.new "ddp_reducer *[1]"
   check(C.ddp_reducer_new(list, #params, c, out))
   self.reducer, self.names, self.frozen = ffi.gc(out[0], C.ddp_reducer_free), names, frozen

@@ -35,6 +35,8 @@ out=$(timeout 60 "$RUN" -n 3 $CASES/uses.lua 2>&1)
 for n in 1 2 3 4; do passes "P3 C5 communication hooks and compression on $n ranks" "$RUN" -n $n $CASES/hooks.lua; done
 for n in 1 2 3 4; do passes "C3 groups and messages between two on $n ranks" "$RUN" -n $n $CASES/groups.lua; done
 fails "C3 in a group, too, ranks that call different collectives are told both" 1 3 'rank 0 calls all_reduce #1 sum (f32 x 4, "loss"' "$RUN" -n 3 $CASES/groups.lua mismatch
+fails "C1 a first message that does not come is told after the timeout" 1 6 "missing: rank 0 of 2, after 2.0 s (ranks by their place in the group {0, 2})" "$RUN" -n 3 --timeout 2 --grace 1 $CASES/groups.lua silent 1
+fails "C1 C2 so is a later one" 1 6 'rank 0 has not reached broadcast #2 from 0 (f32 x 3, "part"' "$RUN" -n 3 --timeout 2 --grace 1 $CASES/groups.lua silent 2
 fails "C3 ranks that make different groups are told" 1 3 "new_group: member 1 is" "$RUN" -n 2 $CASES/groups.lua lists
 passes "C5 each reduction of the others restarts the clock of a rank that has ended" "$RUN" -n 2 --timeout 1 $CASES/uneven.lua slow
 fails "C5 another collective in a loop that one rank has left is told" 1 3 'sum (f32 x 1, "metric", tests/dist/cases/uneven.lua:118), rank 1 calls all_reduce' "$RUN" -n 2 $CASES/uneven.lua metric

@@ -446,6 +446,30 @@ t.test("P1 nobody looks, so nobody writes: gradients keep their bytes through th
   t.ok(not ran["grad_unscale_"], "a pass of its own")
   t.eq(p.grad[1]:item(), 3)
 end)
+t.test("P2 the end of a loader's loop ends an open window of a wrapped model; a flush then says how it went", function()
+  local function epoch(wrap)
+    ddp.manual_seed(7)
+    local m = nn.Linear(6, 3)
+    local model = wrap and ddp.DistributedDataParallel(m) or m
+    local opt = ddp.optim.SGD(m:parameters(), { lr = 0.5 })
+    local step = ddp.stepper { model = model, optimizer = opt, accumulate = 2 }
+    ddp.manual_seed(8)
+    local set = ddp.data.tensors(ddp.randn(5, 6), ddp.randint(0, 3, { 5 }))
+    for x, y in ddp.data.DataLoader(set, { batch_size = 2 }):iter() do
+      step(F.cross_entropy(model(x), y), x:size(1))
+      -- Loops over other data inside leave the window alone.
+      for _ in ddp.data.DataLoader(set, { batch_size = 5 }):iter() do t.ok(true) end
+    end
+    local before = m.weight:clone()
+    local applied, info = step:flush()
+    return m.weight:clone(), before, applied, info, step
+  end
+  local want = epoch(false)
+  local got, before, applied, info, step = epoch(true)
+  t.ok(got:equal(want) and before:equal(want), "the loop's end did not step")
+  t.ok(applied and info.window_end and not info.skipped)
+  t.eq(step:flush(), false)
+end)
 t.test("a stepper refuses bad arguments by name", function()
   local m = net()
   local opt = ddp.optim.SGD(m:parameters(), { lr = 1 })

@@ -16,6 +16,15 @@ if arg[1] == "mismatch" then
   ddp.barrier()
   return
 end
+-- groups.lua silent N: the Nth message does not come.
+if arg[1] == "silent" then
+  for i = 1, tonumber(arg[2]) do
+    if r == 2 then ddp.recv(ddp.zeros(3), 0, { name = "part" })
+    elseif r == 0 and i < tonumber(arg[2]) then ddp.send(ddp.ones(3), 2, { name = "part" }) end
+  end
+  os.execute "sleep 20"
+  return
+end
 -- groups.lua lists: all ranks give the same list.
 if arg[1] == "lists" then ddp.new_group(r == 0 and { 0 } or { 1 }) return end
 

@@ -130,5 +130,26 @@ for _, case in ipairs { { "bf16", 0.02 }, { "f16", 2e-3 } } do
     expect(not ok and tostring(err):find "besides compression", "a hook besides compression")
   end
 end
+-- With error feedback the mean over steps of the same gradient nears the true one (but for rounding the result); without, each step rounds alike.
+if w > 1 then
+  local function off(opts)
+    local net, exact = ddp.DistributedDataParallel(mlp(2), opts), ddp.DistributedDataParallel(mlp(2))
+    F.cross_entropy(exact(x), y):backward()
+    local total = ddp.zeros(40, 6)
+    for _ = 1, 32 do
+      net:zero_grad()
+      F.cross_entropy(net(x), y):backward()
+      total:add_(net.module[1].weight.grad)
+    end
+    local true_one = exact.module[1].weight.grad
+    return ((total / 32 - true_one):abs():sum() / true_one:abs():sum()):item()
+  end
+  local fed, plainly = off { compression = "bf16", error_feedback = true }, off { compression = "bf16" }
+  expect(fed < plainly * 0.6, ("error feedback: %g off with it, %g without"):format(fed, plainly))
+  local d = distance(train({ compression = "bf16", error_feedback = true }, nil, nil, samples), train({}, nil, nil, samples))
+  expect(d <= 0.02, ("error feedback, C5: differs by %g"):format(d))
+  local ok, err = pcall(ddp.DistributedDataParallel, mlp(2), { error_feedback = true })
+  expect(not ok and tostring(err):find "comes with a compression", "error feedback of nothing")
+end
 ddp.finish()
 if r == 0 then print "fine" end

@@ -144,10 +144,10 @@ do
     net:zero_grad()
     F.cross_entropy(net(x), y):backward()
     batch = batch + 1
-    if batch == 2 and r == 1 then os.execute "sleep 0.5" end
+    if batch == 2 and r == 1 then os.execute "sleep 1.5" end
     begin = now()
   end
-  expect(now() - begin < 0.3, "a rank waited at the end of the loop")
+  expect(now() - begin < 1, "a rank waited at the end of the loop")
   local g = net:parameters()[1].grad
   expect(g and g:norm():item() > 0, "the last gradient is gone")
   local skipping = loader_of(8, { on_error = "skip" })
@@ -162,7 +162,7 @@ end
 do
   local m, s = mlp(), mlp()
   local net = ddp.DistributedDataParallel(m)
-  local opt, serial, n = OPTIMIZERS.sgd(net:parameters()), OPTIMIZERS.sgd(s:parameters()), 0
+  local opt, alone, n = OPTIMIZERS.sgd(net:parameters()), OPTIMIZERS.sgd(s:parameters()), 0
   local function accumulate(u, v) (F.cross_entropy(net(u), v) / 2):backward() end
   for x, y in loader_of(20):iter() do
     if n % 2 == 0 then
@@ -177,14 +177,14 @@ do
   net:reduce_gradients()
   opt:step()
   for first = 1, 5, 2 do
-    serial:zero_grad()
+    alone:zero_grad()
     for rank = 0, w - 1 do
       local x, y = rows(rank, 20)
       for t = first, math.min(first + 1, 5) do
         (F.cross_entropy(s(x:narrow(1, (t - 1) * SIZE + 1, SIZE)), y:narrow(1, (t - 1) * SIZE + 1, SIZE)) / (2 * w)):backward()
       end
     end
-    serial:step()
+    alone:step()
   end
   local d = difference(m, s)
   expect(d <= 1e-6, "C5 windows by hand: differ by " .. d)
