@@ -32,7 +32,7 @@ CPU_SRC := $(filter-out kernels/cpu/list.c,$(wildcard kernels/cpu/*.c))
 ISAS := v2 v3 v4
 CORE_OBJ := $(CORE_SRC:%.c=$(B)/obj/%.o) $(B)/obj/ops_table.o $(foreach i,$(ISAS),$(CPU_SRC:kernels/cpu/%.c=$(B)/obj/cpu-$(i)/%.o)) $(B)/obj/kernels/cpu/list.o
 HOST_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/host/*.c))
-RUN_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/launch/*.c) core/comm/store.c core/comm/environment.c core/comm/flight_read.c core/comm/signature.c core/tensor/dtype.c core/base/error.c core/base/log.c core/base/threads.c core/base/phase.c)
+RUN_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/launch/*.c) core/comm/store.c core/comm/store_client.c core/comm/environment.c core/comm/flight_read.c core/comm/signature.c core/tensor/dtype.c core/base/error.c core/base/log.c core/base/threads.c core/base/phase.c)
 DNNL_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard kernels/onednn/*.c))
 GEN := $(B)/gen/ddp_ops.h $(B)/gen/op_attrs.h $(B)/gen/ops_table.c $(B)/lua/ddp/ops_sig.lua
 LIBS := $(B)/libddp.so $(B)/libddp_host.so $(if $(HAVE_DNNL),$(B)/libddp_onednn.so) $(if $(HAVE_GLOO),$(B)/libddp_gloo.so) $(MPIS:%=$(B)/libddp_%.so) $(B)/ddprun

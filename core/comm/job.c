@@ -132,7 +132,9 @@ int ddp_init(const ddp_init_opts *opts) {
     int st = read_env(&fresh, opts);
     if (st < 0) return st;
     ddp__flight_open(fresh.local_rank);
-    if ((st = ddp__fault_read(fresh.rank, fresh.env.node > 0 ? fresh.env.node : 0)) < 0 || (st = ddp__fault_at_init()) < 0) return st;
+    if ((st = ddp__fault_read(fresh.rank, fresh.env.node > 0 ? fresh.env.node : 0)) < 0 ||
+        (st = ddp__fault_at_init()) < 0)
+        return st;
     if (fresh.size > 1) {
         ddp__forbid_fork();
         if ((st = pick_engine(opts, &fresh, &fresh.engine)) < 0 ||

@@ -304,8 +304,7 @@ static int timed_out(ddp_comm *c, const ddp_req *r, double waited) {
     return shm_die(c, DDP_ETIMEOUT, "rank%s %s %s not reached %s; rank %d waits there since %.1f s", one ? "" : "s",
                    who, one ? "has" : "have",
                    ddp__signature_call(&r->coll.sig, ddp__number(&r->coll, r->seq), what, sizeof what),
-                   ddp__called(&c->boot, c->rank),
-                   waited);
+                   ddp__called(&c->boot, c->rank), waited);
 }
 
 /* Sleeps until a peer rings, a slice at most. */

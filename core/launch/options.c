@@ -306,7 +306,8 @@ void options_help(void) {
     }
     printf("\nThe second column is the option's twin in the environment; the command line wins.\n"
            "Also read by ranks: OMP_NUM_THREADS, DDP_IFACE, DDP_MPI, DDP_HIER, DDP_ISA, DDP_TUNE, DDP_DEVICE,\n"
-           "DDP_DEBUG, DDP_FAULT, DDP_PACK_CACHE_MB. Read by ddprun of several hosts: DDP_HEARTBEAT (seconds without word\n"
+           "DDP_DEBUG, DDP_FAULT, DDP_PACK_CACHE_MB. Read by ddprun of several hosts: DDP_HEARTBEAT (seconds without "
+           "word\n"
            "from a host; 5), DDP_JOB (what the hosts know each other by).\n"
            "Ranks find RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and DDP_RESTART set.\n"
            "Exit status: that of the rank that failed first, 128 + n for signal n; 2 for wrong usage.\n");

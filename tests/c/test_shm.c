@@ -1,4 +1,4 @@
-/* link: @B/obj/core/comm/shm.o @B/obj/core/comm/shm_run.o @B/obj/core/comm/shm_coll.o @B/obj/core/comm/reduce.o @B/obj/core/comm/roll_call.o @B/obj/core/comm/signature.o @B/obj/core/comm/store.o @B/obj/core/base/error.o @B/obj/core/base/threads.o @B/obj/core/base/phase.o @B/obj/core/base/log.o @B/obj/core/tensor/dtype.o */
+/* link: @B/obj/core/comm/shm.o @B/obj/core/comm/shm_run.o @B/obj/core/comm/shm_coll.o @B/obj/core/comm/reduce.o @B/obj/core/comm/roll_call.o @B/obj/core/comm/signature.o @B/obj/core/comm/store.o @B/obj/core/comm/store_client.o @B/obj/core/base/error.o @B/obj/core/base/threads.o @B/obj/core/base/phase.o @B/obj/core/base/log.o @B/obj/core/tensor/dtype.o */
 /* test_shm.c -- the shared-memory engine between processes: results and bits. `test_shm bench` prints times of two ranks
  * in place of testing. */
 #include <dirent.h>

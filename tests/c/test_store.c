@@ -1,4 +1,4 @@
-/* link: @B/obj/core/comm/store.o @B/obj/core/base/error.o @B/obj/core/base/threads.o @B/obj/core/base/log.o */
+/* link: @B/obj/core/comm/store.o @B/obj/core/comm/store_client.o @B/obj/core/base/error.o @B/obj/core/base/threads.o @B/obj/core/base/log.o */
 /* test_store.c -- the key-value store, and strangers at its port: it must not crash, block others or keep what they send. */
 #include <arpa/inet.h>
 #include <stdio.h>

@@ -40,6 +40,7 @@ fails "C1 C2 so is a later one" 1 6 'rank 0 has not reached broadcast #2 from 0 
 fails "C3 ranks that make different groups are told" 1 3 "new_group: member 1 is" "$RUN" -n 2 $CASES/groups.lua lists
 passes "C5 each reduction of the others restarts the clock of a rank that has ended" "$RUN" -n 2 --timeout 1 $CASES/uneven.lua slow
 fails "C5 another collective in a loop that one rank has left is told" 1 3 'sum (f32 x 1, "metric", tests/dist/cases/uneven.lua:118), rank 1 calls all_reduce' "$RUN" -n 2 $CASES/uneven.lua metric
+passes "C4 rank0 may take longer than the timeout; its values and its errors reach all ranks" "$RUN" -n 3 --timeout 1 $CASES/rank0.lua
 
 out=$(timeout 60 "$RUN" doctor 2>&1)
 [ $? = 0 ] && has "$out" "instructions" && has "$out" "GFLOP/s" && ok "doctor says what is there" || no "doctor says what is there" "$out"
