@@ -62,7 +62,7 @@ int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
     int st = ddp__fault_at_collective(&coll->sig, &fault);
     if (st < 0 || fault == DDP_FAULT_SKIP) return skipped(st, req);
     bool world = ddp__comm_here() == ddp__job.comm; /* the record counts what all ranks call */
-    uint32_t seq = world ? ddp__flight_post(&coll->sig) : 0;
+    uint32_t seq = world ? ddp__flight_post(&coll->sig, coll->deadline_s <= 0) : 0;
     ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
     st = e->post(ddp__comm_here(), coll, &r);
     ddp__phase_enter(phase);

@@ -22,12 +22,13 @@ void ddp__flight_open(int local_rank) {
     ddp__progress_show(&record->progress);
 }
 
-uint32_t ddp__flight_post(const ddp_signature *sig) {
+uint32_t ddp__flight_post(const ddp_signature *sig, bool patient) {
     uint32_t seq = atomic_load_explicit(&record->posted, memory_order_relaxed) + 1;
     ddp_flight_call *c = &record->call[seq % DDP_FLIGHT_CALLS];
     atomic_store(&c->seq, 0);
     c->sig = *sig;
     c->posted = ddp__now();
+    c->patient = patient;
     reqs[seq % DDP_FLIGHT_CALLS] = NULL;
     atomic_store(&c->seq, seq);
     atomic_store(&record->posted, seq);

@@ -16,6 +16,7 @@ typedef struct ddp_flight_call {
     atomic_uint seq; /* counted from 1; 0: none, or being written */
     ddp_signature sig;
     double posted;
+    bool patient; /* a wait for it has no timeout */
 } ddp_flight_call;
 
 typedef struct ddp_flight {
@@ -33,7 +34,7 @@ typedef struct ddp_flight {
 /* Maps the launcher's memory, else takes memory of its own. Never fails. */
 DDP_LOCAL void ddp__flight_open(int local_rank);
 /* A collective begins; its number. `req` is what it can be found by later. */
-DDP_LOCAL uint32_t ddp__flight_post(const ddp_signature *sig);
+DDP_LOCAL uint32_t ddp__flight_post(const ddp_signature *sig, bool patient);
 DDP_LOCAL void ddp__flight_req(uint32_t seq, const ddp_req *req);
 /* The rank begins to wait for req, and ends it with a status. */
 DDP_LOCAL void ddp__flight_wait(const ddp_req *req);

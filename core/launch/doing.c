@@ -95,7 +95,7 @@ void doing_watch(job *j) {
         ddp_flight_call c;
         if (!j->ranks[r].joined || j->ranks[r].exited || seq == 0 || seq == j->warned || now - f->since < long_wait(j))
             continue;
-        if (!ddp__flight_call_of(f, seq, &c)) continue;
+        if (!ddp__flight_call_of(f, seq, &c) || c.patient) continue;
         j->warned = seq;
         say("rank %d %s", j->first_rank + r, ddp__flight_text(f, now, text, sizeof text));
         for (int q = 0; q < j->n; q++) {
