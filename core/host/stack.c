@@ -117,7 +117,7 @@ void ddp__host_show_stack(lua_State *L) {
     void *frame[4];
     struct sigaction a = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_RESTART};
     state = L;
-    stack_end = (uintptr_t)&frame[4];
+    stack_end = (uintptr_t)__builtin_frame_address(0);
     backtrace(frame, 4); /* loads what it needs now: in a handler it could not */
     sigaction(SIGUSR1, &a, NULL);
 }
