@@ -374,7 +374,7 @@ DDP_API int ddp_broadcast_bytes_patient(void **data, int64_t *n, int root);
 
 typedef struct ddp_reducer_opts {
     size_t size;              /* sizeof(ddp_reducer_opts) */
-    double bucket_mb;         /* 0: 25 */
+    double bucket_mb;         /* 0: 25, or 8 where the engine moves data by itself */
     int sum;                  /* 1: the sum of the ranks' gradients; 0: their mean */
     int weighted;             /* 1: the mean, weighted by each backward's weight */
     const char *const *names; /* [n] [OPTIONAL] names for messages */

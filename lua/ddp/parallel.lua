@@ -298,7 +298,7 @@ end
 
 -- Wraps a model: rank 0's parameters and buffers go to all, gradients are reduced while backward runs. Parameters may be frozen
 -- and unfrozen between steps, on all ranks alike.
--- {bucket_mb = 25, reduce = "mean"|"sum"|"weighted", compression = "none"|"bf16"|"f16", error_feedback =}: gradients of f32
+-- {bucket_mb = 25 (over several hosts 8), reduce = "mean"|"sum"|"weighted", compression = "none"|"bf16"|"f16", error_feedback =}: gradients of f32
 -- parameters may travel in 16 bits; with error_feedback what a rank rounds off goes with its next gradient. PyTorch's
 -- find_unused_parameters, static_graph, gradient_as_bucket_view and broadcast_buffers are taken, and not needed.
 function M.DistributedDataParallel(model, opts)
