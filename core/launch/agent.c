@@ -166,6 +166,21 @@ static struct agent *agent_new(job *j) {
     return NULL; /* the process ends */
 }
 
+/* Until all have come. Nothing runs yet that a signal would leave behind, so it ends the process; threads, which inherit what is
+ * blocked, are made before and after. */
+static int meet_all(job *j, double deadline) {
+    sigset_t ending, before;
+    int st;
+    sigemptyset(&ending);
+    sigaddset(&ending, SIGINT);
+    sigaddset(&ending, SIGTERM);
+    sigaddset(&ending, SIGQUIT);
+    pthread_sigmask(SIG_UNBLOCK, &ending, &before);
+    while ((st = meet(j, deadline)) < 0) usleep(50000);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return st;
+}
+
 int agent_join(job *j) {
     double deadline = ddp__now() + (j->o->timeout > 0 ? j->o->timeout : 600);
     struct agent *a = j->agent = agent_new(j);
@@ -179,7 +194,7 @@ int agent_join(job *j) {
         if (fd >= 0) j->store = ddp__store_serve(fd, j->token);
         if (!j->store) return refuse(NULL);
     }
-    while ((st = meet(j, deadline)) < 0) usleep(50000);
+    st = meet_all(j, deadline);
     if (st != 0) return st;
     for (int i = 0; i < j->nodes; i++) a->heard[i] = ddp__now();
     a->last_word = ddp__now();

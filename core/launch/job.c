@@ -270,6 +270,7 @@ static int open_signals(job *j) {
     signal(SIGINT, SIG_DFL); /* a shell's background job inherits "ignore": it could not be stopped */
     signal(SIGTERM, SIG_DFL);
     signal(SIGQUIT, SIG_DFL);
+    signal(SIGUSR1, SIG_DFL);
     signal(SIGCHLD, SIG_DFL); /* an inherited "ignore" would reap our ranks */
     sigprocmask(SIG_BLOCK, &set, NULL);
     j->signal_fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);

@@ -24,7 +24,7 @@ int report_write(job *j) {
     text *t = &j->ranks[0].report;
     char tmp[4096];
     int fd;
-    if (!file) return 0;
+    if (!file || j->first_rank > 0) return 0; /* rank 0 lives on node 0 */
     if (t->n == 0) {
         if (j->first >= 0 || j->stop_signal) return 0; /* the failure is the news */
         say("--report: rank 0 sent no report, so %s is not written", file);

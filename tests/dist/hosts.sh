@@ -33,6 +33,8 @@ SHOW='echo $RANK/$WORLD_SIZE/$LOCAL_RANK/$LOCAL_WORLD_SIZE/$GROUP_RANK/$GROUP_WO
 both -n 1 --exec bash -c "$SHOW$((port + 1)) ]" -- -n 2 --exec bash -c "$SHOW$((port + 1)) ]"
 check "L8 hosts with one and two ranks make a world of three" eval 'status 0 0 && [ "$(sort "$tmp/out0" "$tmp/out1" | grep -c "^\[r")" = 3 ] && said 0 "^.r0. 0/3/0/1/0/2/127.0.0.1" && said 1 "^.r1. 1/3/0/2/1/2/" && said 1 "^.r2. 2/3/1/2/1/2/" && [ "$(grep -h "^.r" "$tmp/out0" "$tmp/out1" | sed "s|.*/||" | sort -u | wc -l)" = 1 ]'
 check "L7 each host says once who it is" said 1 "^ddprun: node 1 of 2: ranks 1 to 2 of 3, "
+both --report "$tmp/report0" --exec bash -c '[ $RANK = 1 ] || printf "{}" >&$DDP_REPORT_FD' -- --report "$tmp/report1" --exec true
+check "--report is written where rank 0 ran" eval 'status 0 0 && [ "$(cat "$tmp/report0")" = "{}" ] && [ ! -e "$tmp/report1" ]'
 both --exec bash -c 'sleep 1' -- --exec bash -c 'exit 0'
 check "a host that is done waits for the others, and all end well" eval 'status 0 0 && [ $ms -gt 900 ]'
 both --exec sleep 987 -- --exec bash -c 'sleep 0.3; echo last words >&2; exit 7'
@@ -44,6 +46,9 @@ port=$((port + 1)); start 0 --exec sleep 987; start 1 --exec sleep 987; sleep 1;
 check "L4 Ctrl-C on one host stops all" eval 'status 130 130 && said 0 "stopped by SIGINT"'
 both --timeout 2 --exec true -- --help
 check "L9 a host that does not come is named" eval '[ "$(cat "$tmp/status0")" = 1 ] && said 0 "missing: node 1 of 2, after 2.0 s" && quick 4000'
+port=$((port + 1)); "$RUN" --nnodes 2 --node-rank 0 --master-addr $addr --master-port $port --exec true > "$tmp/out0" 2>&1 & waiting=$!
+sleep 0.5; t=${EPOCHREALTIME/./}; kill -INT $waiting; wait $waiting; rc=$?; ms=$(((${EPOCHREALTIME/./} - t) / 1000))
+check "L9 Ctrl-C while hosts meet ends it within a second" eval '[ $rc = 130 ] && quick 1000'
 port=$((port + 1)); start 0 --timeout 3 --exec sleep 1; sleep 0.3; start 1 --timeout 3 --exec sleep 1; sleep 0.2
 timeout 20 "$RUN" --nnodes 2 --node-rank 1 --master-addr $addr --master-port $port --timeout 3 --exec sleep 1 > "$tmp/twice" 2>&1; twice=$?; wait
 check "L9 a host that joins twice is refused, and the job goes on" eval '[ $twice = 1 ] && grep -q "node 1 is here already" "$tmp/twice" && status 0 0'
