@@ -318,6 +318,8 @@ static void choose_threads(job *j) {
         j->threads = cores / j->n < 1 ? 1 : cores / j->n;
         snprintf(threads, sizeof threads, "%d thread%s", j->threads, j->threads == 1 ? "" : "s");
     }
+    int own = cores / j->n > 0 ? cores / j->n : 1;
+    if (j->o->bind_core) say("each rank is bound to %d core%s of its own", own, own == 1 ? "" : "s");
     if (j->nodes > 1)
         say("node %d of %d: ranks %d to %d of %d, %s each", j->node, j->nodes, j->first_rank, j->first_rank + j->n - 1,
             j->world, threads);

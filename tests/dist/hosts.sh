@@ -62,6 +62,10 @@ if command -v perl > /dev/null; then
   sleep 0.3; start 0 --timeout 2 --exec true; start 1 --timeout 2 --exec true; wait $!; kill $held 2> /dev/null; wait
   check "a port in use is named on both sides" eval 'status 1 1 && said 0 "cannot listen on port $port of 127.0.0.1: Address already in use" && said 1 "."'
 else echo "skip a port in use is named on both sides: perl is missing"; fi
+mkdir "$tmp/other"; sed 's/0\.1\.0/0.1.9/g' "$RUN" > "$tmp/other/ddprun"; chmod +x "$tmp/other/ddprun"; ln -s "$B"/lib*.so "$tmp/other"
+port=$((port + 1)); start 0 --timeout 2 --exec true
+timeout 20 "$tmp/other/ddprun" --nnodes 2 --node-rank 1 --master-addr $addr --master-port $port --timeout 2 --exec true > "$tmp/out1" 2>&1; echo $? > "$tmp/status1"; wait
+check "hosts with different versions are told both" eval 'status 1 1 && said 0 "node 1 .* runs ddp 0.1.9, node 0 runs 0.1.0" && said 1 "the same on all hosts is needed"'
 DDP_JOB=one; export DDP_JOB; port=$((port + 1)); start 0 --timeout 2 --exec true; DDP_JOB=two start 1 --timeout 2 --exec true; wait; unset DDP_JOB
 check "another job's token is refused" eval 'status 1 1 && said 1 "it serves another job"'
 

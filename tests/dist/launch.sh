@@ -171,6 +171,8 @@ check "L7 the banner says threads once" test "$(grep -c 'thread' err)" = 1
 rc=0; taskset -c 0 "$RUN" -n 2 --exec bash -c 'echo $OMP_NUM_THREADS' >out 2>err
 check "L7 under taskset -c 0 each rank says 1" test "$(sed 's/.* //' out | tr '\n' ' ')" = '1 1 '
 check "L7 more ranks than cores are warned of once" test "$(grep -c 'more ranks than usable cores' err)" = 1
+job -n 2 --bind core --exec true
+check "L7 --bind core is told once" test "$(grep -c 'each rank is bound to' err)" = 1
 OMP_NUM_THREADS=3 job -n 2 --exec bash -c 'echo $OMP_NUM_THREADS'
 check "L7 an explicit OMP_NUM_THREADS wins" test "$(sed 's/.* //' out | tr '\n' ' ')" = '3 3 '
 job -n 2 --bind core --exec bash -c 'taskset -cp $$ | sed "s/.*: //"'
