@@ -129,7 +129,7 @@ lint: all ## clang-format, clang-tidy, luacheck
 format: ## clang-format all C in place
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')
 
-bench: all $(B)/peak ## speed beside PyTorch's, where a torch is installed (PYTHON=... WHAT=table|conv|memory|steps|comm|all BENCH_ARGS=...)
+bench: all $(B)/peak ## speed beside PyTorch's, where a torch is installed (PYTHON=... WHAT=table|conv|memory|steps|comm|link|all BENCH_ARGS=...)
 	tests/bench/run.sh $(B) $(WHAT)
 
 roofline: all $(B)/peak ## one training step by kernel and shape, beside this machine's limits (ARGS="--batch 32 --amp bf16")

@@ -1,8 +1,9 @@
 #!/bin/bash
-# run.sh BUILD [table|conv|memory|steps|comm|all] -- ours beside PyTorch's in one run: same model, batch, draws' kind and
+# run.sh BUILD [table|conv|memory|steps|comm|link|all] -- ours beside PyTorch's in one run: same model, batch, draws' kind and
 # optimizer; nothing is timed on zeros. PYTHON names a python with torch (default python3); without one only ours is shown.
 # table (the default): the README's; conv: every convolution of ResNet-18 and 50; memory: ops that memory bounds, beside a
-# copy; steps: whole training steps; comm: an all-reduce by each engine, and what a step of 2 ranks waits for. BENCH_ARGS
+# copy; steps: whole training steps; comm: an all-reduce by each engine, and what a step of 2 ranks waits for; link: a step of
+# two hosts over a slow line (needs root). BENCH_ARGS
 # goes to conv.lua, memory.lua, comm.lua or both sides of steps.
 cd "$(dirname "$0")/../.." || exit 2
 B=$PWD/${1:-build}; PY=${PYTHON:-python3}; WHAT=${2:-table}
@@ -73,9 +74,11 @@ comm() {
   for amp in none bf16; do echo "ResNet-18, $amp, 2 ranks: $(OMP_NUM_THREADS=1 "$B/ddprun" -n 2 tests/bench/comm.lua --amp $amp $BENCH_ARGS 2>/dev/null | tail -1)"; done
 }
 
+link() { tests/bench/link.sh "${B#"$PWD"/}" 2000 $BENCH_ARGS; }
+
 echo "ddp ($("$B/ddprun" --version)) beside PyTorch ${torch:-(none)}, $(nproc) cores, $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -1)"
 case $WHAT in
-  table|conv|memory|steps|comm) $WHAT ;;
-  all) for s in table conv memory steps comm; do echo; $s; done ;;
-  *) echo "bench: no section $WHAT; there are table, conv, memory, steps, comm and all"; exit 2 ;;
+  table|conv|memory|steps|comm|link) $WHAT ;;
+  all) for s in table conv memory steps comm link; do echo; $s; done ;;
+  *) echo "bench: no section $WHAT; there are table, conv, memory, steps, comm, link and all"; exit 2 ;;
 esac
