@@ -26,7 +26,9 @@ for group in "$@"; do
       need libmpich-dev pkg-config --exists mpich
       need mpich command -v mpirun.mpich ;;
     test)
-      need procps command -v pgrep ;;
+      need procps command -v pgrep
+      need iproute2 command -v ip
+      need python3 command -v python3 ;;
     data) # to unpack the CIFAR-10 images that some tests use
       need python3-pil /usr/bin/python3 -c 'import PIL' ;;
     lint)
