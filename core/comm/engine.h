@@ -107,6 +107,9 @@ DDP_LOCAL const char *ddp__signature_call(const ddp_signature *s, uint32_t seq, 
 /* What errors call k, the engine's seq-th. */
 static inline uint32_t ddp__number(const ddp_coll *k, uint32_t seq) { return k->number ? k->number : seq; }
 
+/* What an engine asks before it takes c: 0, or DDP_EDTYPE for a mean of whole numbers. */
+DDP_LOCAL int ddp__coll_check(const ddp_coll *c);
+
 /* What errors call rank r of b. */
 static inline int ddp__called(const ddp_boot *b, int r) { return b->called ? b->called[r] : r; }
 

@@ -376,11 +376,8 @@ static void queue_dealloc(ddp_comm *c, void *p) {
 
 static int queue_post(ddp_comm *c, const ddp_coll *coll, ddp_req **out) {
     int st = queue_health(c);
+    if (st == 0) st = ddp__coll_check(coll);
     if (st < 0) return st;
-    bool adds = coll->sig.kind == DDP_COLL_ALL_REDUCE || coll->sig.kind == DDP_COLL_REDUCE_SCATTER;
-    if (adds && coll->reduce == DDP_MEAN && !ddp__is_float(coll->dtype))
-        return ddp__fail(DDP_EDTYPE, "%s: the mean of %s; cast to f32, or sum", coll->sig.name,
-                         ddp_dtype_name(coll->dtype));
     ddp_req *r = calloc(1, sizeof *r);
     if (!r) return ddp__fail(DDP_ENOMEM, "%s: out of memory", c->name);
     r->comm = c;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../tensor/tensor.h"
 #include "engine.h"
 
 const char *ddp__signature_text(const ddp_signature *s, char *text, size_t n) {
@@ -34,4 +35,10 @@ const char *ddp__signature_call(const ddp_signature *s, uint32_t seq, char *text
     int word = (int)strcspn(plain, " ");
     snprintf(text, n, "%.*s #%u%s", word, plain, seq, plain + word);
     return text;
+}
+
+int ddp__coll_check(const ddp_coll *c) {
+    bool adds = c->sig.kind == DDP_COLL_ALL_REDUCE || c->sig.kind == DDP_COLL_REDUCE_SCATTER;
+    if (!adds || c->reduce != DDP_MEAN || ddp__is_float(c->dtype)) return 0;
+    return ddp__fail(DDP_EDTYPE, "%s: the mean of %s; cast to f32, or sum", c->sig.name, ddp_dtype_name(c->dtype));
 }

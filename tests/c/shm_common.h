@@ -182,4 +182,14 @@ static bool shm_test_begin(void) {
     return w != MAP_FAILED;
 }
 
+/* A thread of rank 1 that ends the job, twice. */
+static inline void *abort_later(void *arg) {
+    usleep(200000);
+    E->abort(comm_, "worker 3: out of memory");
+    E->abort(comm_, "a second reason");
+    CHECK(E->health(comm_) == DDP_EPEER);
+    ddp_error_take(NULL);
+    return arg;
+}
+
 #endif

@@ -129,15 +129,6 @@ static void leaves(void) {
     w->seconds[rank_] = ddp__now() - begin;
 }
 
-static void *abort_later(void *arg) {
-    usleep(200000);
-    E->abort(comm_, "worker 3: out of memory");
-    E->abort(comm_, "a second reason");
-    CHECK(E->health(comm_) == DDP_EPEER);
-    ddp_error_take(NULL);
-    return arg;
-}
-
 static void aborted(void) {
     pthread_t t;
     join();
