@@ -54,7 +54,6 @@ timeout 20 "$RUN" --nnodes 2 --node-rank 1 --master-addr $addr --master-port $po
 check "L9 a host that joins twice is refused, and the job goes on" eval '[ $twice = 1 ] && grep -q "node 1 is here already" "$tmp/twice" && status 0 0'
 port=$((port + 1)); start 0 --timeout 3 --exec true; timeout 20 "$RUN" --nnodes 3 --node-rank 1 --master-addr $addr --master-port $port --timeout 2 --exec true > "$tmp/out1" 2>&1; echo $? > "$tmp/status1"; wait
 check "L9 hosts that disagree about their number do not meet, and say why" eval 'status 1 1 && { said 1 "serves another job" || said 1 "was started with --nnodes"; }'
-both --timeout 2 --exec true -- --timeout 2 --exec true
 timeout 20 "$RUN" --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port $((port + 500)) --timeout 1 --exec true > "$tmp/out1" 2>&1; rc=$?
 check "L9 a master that nobody serves is named after the timeout" eval '[ $rc = 1 ] && said 1 "cannot connect to 127.0.0.1 port $((port + 500))"'
 if command -v perl > /dev/null; then
@@ -82,7 +81,6 @@ check "several ddprun a host under srun are refused with the remedy" eval '[ "$(
 
 # ---- L10: again ----
 again() { timeout 60 "$RUN" -n 2 --grace 0.5 "$@" > "$tmp/out0" 2>&1 < /dev/null; rc=$?; }
-DDP_FAULT="rank=1 step=5 do=kill" again --max-restarts 2 --exec true
 export DDP_FAULT="rank=1 step=5 do=kill"
 again --max-restarts 2 "$CASES/steps.lua"
 check "L10 a job that failed after its first step is started again whole" eval '[ $rc = 0 ] && said 0 "^ddprun: restart 1 of 2" && ! said 0 "restart 2" && said 0 fine'
