@@ -79,8 +79,22 @@ ddp_gpu *ddp__gpu_of(const ddp_call *c) {
 
 /* ---- the table that the core sees ---- */
 
+/* After a failure of another rank what is queued here ends, or is ended, without a right result. */
+static struct {
+    atomic_int status;
+    char text[512];
+} poison[MAX_GPUS];
+
+static void gpu_poison(int i, int status, const char *text) {
+    if (atomic_load(&poison[i].status)) return;
+    snprintf(poison[i].text, sizeof poison[i].text, "%s", text);
+    atomic_store(&poison[i].status, status);
+}
+
 static int wait_for(const ddp_gpu *g, const char *what) {
     int st = ddp__cuda_check(ddp__cuda.cudaStreamSynchronize(g->compute), what);
+    if (st == 0 && atomic_load(&poison[g->index].status))
+        return ddp__fail(atomic_load(&poison[g->index].status), "%s", poison[g->index].text);
     if (st == 0) ddp__recent_clear();
     return st;
 }
@@ -159,6 +173,8 @@ static ddp_device_type type = {
     .fail_at = ddp__gpu_fail_at,
     .describe = gpu_describe,
     .uuid = gpu_uuid,
+    .poison = gpu_poison,
+    .coll = &ddp__nccl,
 };
 
 /* Why the runtime sees no GPU, in a sentence. */
