@@ -27,6 +27,18 @@ OMPI_FLAGS := $(shell pkg-config --cflags --libs ompi-c 2>/dev/null)
 MPICH_FLAGS := $(shell pkg-config --cflags --libs mpich 2>/dev/null)
 MPIS := $(if $(OMPI_FLAGS),openmpi) $(if $(MPICH_FLAGS),mpich)
 
+# GPUs: built where the CUDA toolkit is (nvcc, and the headers of cuDNN and NCCL). Nothing of NVIDIA's is linked.
+NVCC := $(shell command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+HAVE_CUDA := $(if $(NVCC),$(shell echo '\#include <cudnn.h>' | cat - <(echo '\#include <nccl.h>') | $(CC) -E -I$(CUDA_HOME)/include -x c - >/dev/null 2>&1 && echo yes))
+CUDA_ARCHS ?= 75 80 86 89 90 100 120
+CUDA_MAJOR := $(if $(HAVE_CUDA),$(shell sed -n 's/^\#define CUDART_VERSION *\([0-9]*\)[0-9]\{3\}.*/\1/p' $(CUDA_HOME)/include/cuda_runtime_api.h))
+CUDA_CFLAGS := -isystem $(CUDA_HOME)/include -DDDP_CUDA_MAJOR=$(CUDA_MAJOR) -DDDP_CUDA_ARCHS='"$(CUDA_ARCHS)"' -DDDP_CUDA_OLDEST=$(firstword $(CUDA_ARCHS)) -DDDP_CUDA_HOME_LIBS='"$(CUDA_HOME)/lib64"'
+NVCC_FLAGS := -std=c++17 -O3 -Wno-deprecated-gpu-targets -diag-suppress 186 $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) -Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror
+CUDA_SRC := $(wildcard kernels/cuda/*.c kernels/cudnn/*.c kernels/cublas/*.c kernels/nccl/*.c)
+CUDA_OBJ := $(CUDA_SRC:%.c=$(B)/obj/%.o)
+CUDA_IMAGES := $(patsubst kernels/cuda/%.cu,$(B)/cuda/%.o,$(wildcard kernels/cuda/*.cu))
+
 CORE_SRC := $(wildcard core/base/*.c core/tensor/*.c core/mem/*.c core/op/*.c core/ops/*.c core/grad/*.c core/amp/*.c core/comm/*.c core/data/*.c core/io/*.c) $(wildcard kernels/ref/*.c)
 CPU_SRC := $(filter-out kernels/cpu/list.c,$(wildcard kernels/cpu/*.c))
 ISAS := v2 v3 v4
@@ -35,10 +47,10 @@ HOST_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/host/*.c))
 RUN_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard core/launch/*.c) core/comm/store.c core/comm/store_client.c core/comm/environment.c core/comm/flight_read.c core/comm/signature.c core/tensor/dtype.c core/base/error.c core/base/log.c core/base/threads.c core/base/phase.c)
 DNNL_OBJ := $(patsubst %.c,$(B)/obj/%.o,$(wildcard kernels/onednn/*.c))
 GEN := $(B)/gen/ddp_ops.h $(B)/gen/op_attrs.h $(B)/gen/ops_table.c $(B)/lua/ddp/ops_sig.lua
-LIBS := $(B)/libddp.so $(B)/libddp_host.so $(if $(HAVE_DNNL),$(B)/libddp_onednn.so) $(if $(HAVE_GLOO),$(B)/libddp_gloo.so) $(MPIS:%=$(B)/libddp_%.so) $(B)/ddprun
+LIBS := $(B)/libddp.so $(B)/libddp_host.so $(if $(HAVE_DNNL),$(B)/libddp_onednn.so) $(if $(HAVE_GLOO),$(B)/libddp_gloo.so) $(MPIS:%=$(B)/libddp_%.so) $(if $(HAVE_CUDA),$(B)/libddp_cuda.so) $(B)/ddprun
 
 all: deps-check $(LIBS) $(B)/lua/ddp/cdef.lua $(B)/pkgconfig/ddp.pc ## build everything into build/
-	@echo "ddp: $$($(LUAJIT) -v | cut -d' ' -f1-2) onednn $(if $(HAVE_DNNL),$$(pkg-config --modversion dnnl 2>/dev/null || echo yes),no (libdnnl-dev is missing)) gloo $(if $(HAVE_GLOO),yes,no) mpi $(if $(strip $(MPIS)),$(strip $(MPIS)),no) cuda no (not built yet)"
+	@echo "ddp: $$($(LUAJIT) -v | cut -d' ' -f1-2) onednn $(if $(HAVE_DNNL),$$(pkg-config --modversion dnnl 2>/dev/null || echo yes),no (libdnnl-dev is missing)) gloo $(if $(HAVE_GLOO),yes,no) mpi $(if $(strip $(MPIS)),$(strip $(MPIS)),no) cuda $(if $(HAVE_CUDA),$(CUDA_MAJOR) for $(CUDA_ARCHS),no (nvcc, cudnn.h or nccl.h is missing))"
 
 # ---- packages ------------------------------------------------------------------------------------------------
 deps-check:
@@ -75,6 +87,15 @@ $(B)/libddp.so: $(CORE_OBJ)
 	$(CC) -shared -Wl,-soname,libddp.so $(LDFLAGS_ALL) -o $@ $^ -lmvec -lm -ldl -lpthread
 $(B)/libddp_onednn.so: $(DNNL_OBJ) $(B)/libddp.so
 	$(CC) -shared $(LDFLAGS_ALL) -o $@ $(DNNL_OBJ) -L$(B) -lddp -ldnnl -lm -Wl,-rpath,'$$ORIGIN'
+$(CUDA_OBJ): CFLAGS_ALL += $(CUDA_CFLAGS)
+$(B)/cuda/%.fatbin: kernels/cuda/%.cu $(wildcard kernels/cuda/*.cuh) kernels/cuda/args.h kernels/elementwise.def
+	@mkdir -p $(@D)
+	$(NVCC) $(NVCC_FLAGS) -fatbin $< -o $@
+# The image as bytes of the library, under a name of its own.
+$(B)/cuda/%.o: $(B)/cuda/%.fatbin
+	printf '.section .rodata\n.balign 64\n.globl ddp__image_$*\n.hidden ddp__image_$*\nddp__image_$*:\n.incbin "$<"\n.section .note.GNU-stack,"",@progbits\n' | $(CC) -c -x assembler - -o $@
+$(B)/libddp_cuda.so: $(CUDA_OBJ) $(CUDA_IMAGES) $(B)/libddp.so
+	$(CC) -shared $(LDFLAGS_ALL) -o $@ $(CUDA_OBJ) $(CUDA_IMAGES) -L$(B) -lddp -lm -ldl -lpthread -Wl,-rpath,'$$ORIGIN'
 $(B)/libddp_gloo.so: kernels/gloo/gloo.cc $(wildcard core/comm/*.h) $(B)/libddp.so
 	$(CXX) $(subst -std=c11,-std=c++17,$(filter-out -MMD -MP,$(CFLAGS_ALL))) -shared $(LDFLAGS_ALL) -o $@ $< -L$(B) -lddp -lgloo -lpthread -Wl,-rpath,'$$ORIGIN'
 $(B)/libddp_openmpi.so $(B)/libddp_mpich.so: kernels/mpi/mpi.c kernels/mpi/pmi.c $(wildcard core/comm/*.h kernels/mpi/*.h) $(B)/libddp.so
@@ -147,5 +168,6 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 .PHONY: all deps deps-check demo install test test-san check lint format bench roofline clean help
+.SECONDARY: $(CUDA_IMAGES:.o=.fatbin)
 .SUFFIXES:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -66,6 +66,7 @@ typedef enum ddp_dtype {
 
 /* Devices: one int. */
 enum { DDP_CPU = 0 };
+#define DDP_CUDA(i) (1 + (i)) /* GPU i of those that this process sees */
 
 typedef struct ddp_tensor ddp_tensor;
 typedef struct ddp_generator ddp_generator;
@@ -122,8 +123,15 @@ DDP_API int ddp_local_world_size(void);
 /* This host among the job's, and how many there are; -1 and 0 where the launcher does not say it. Any thread. */
 DDP_API int ddp_node_rank(void);
 DDP_API int ddp_num_nodes(void);
-/* The device that this rank computes on. Any thread. */
+/* The device that this rank computes on: the GPU of its local rank, or the CPU where there is no GPU or DDP_DEVICE=cpu. DDP_EDEVICE when
+ * there are GPUs, but none for this rank. Any thread. */
 DDP_API int ddp_local_device(void);
+/* 0 when `device` is there, else DDP_EDEVICE with the reason and what to do. Any thread. */
+DDP_API int ddp_device_check(int device);
+/* Waits for all work of a device; failures of earlier work come out here. Any thread. */
+DDP_API int ddp_device_wait(int device);
+/* What a device is, in words, at most n bytes with the final 0; a status. Any thread. */
+DDP_API int ddp_device_text(int device, char *text, size_t n);
 /* Threads of compute: OMP_NUM_THREADS, or usable cores over local ranks. Any thread. */
 DDP_API int ddp_num_threads(void);
 /* 0 when all waits have ended cleanly, else the status that killed the job's communicator. Any thread. */
@@ -189,6 +197,9 @@ DDP_API size_t ddp_dtype_size(int dtype);
 /* The first element's address; NULL for an empty tensor. Waits for the device. The caller may write where nothing saved
  * for backward lives, and then calls ddp_mark_written. Any thread. */
 DDP_API void *ddp_data(const ddp_tensor *t);
+/* Moves t and its gradient to another device: the handle stays, its bytes are new; views of the old bytes keep those. DDP_EINVAL for a
+ * tensor with history. */
+DDP_API int ddp_move_(ddp_tensor *t, int device);
 /* Counts a write made through ddp_data. */
 DDP_API void ddp_mark_written(ddp_tensor *t);
 

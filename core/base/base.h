@@ -35,10 +35,10 @@ DDP_API bool ddp__forked(void);
 
 /* ---- log (log.c): DDP_DEBUG=1 turns debug lines on; a hook of the host's replaces stderr ------------------------ */
 enum { DDP_LOG_DEBUG, DDP_LOG_INFO, DDP_LOG_WARN };
-void ddp__log(int level, const char *fmt, ...) DDP_PRINTF(2, 3);
+DDP_API void ddp__log(int level, const char *fmt, ...) DDP_PRINTF(2, 3);
 
 /* ---- clock: seconds, monotonic ---------------------------------------------------------------------------------- */
-double ddp__now(void);
+DDP_API double ddp__now(void);
 
 /* ---- threads (threads.c) ----------------------------------------------------------------------------------------- */
 int ddp__cores(void); /* usable cores: affinity and cgroup quota, at least 1 */

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../mem/device.h"
 #include "comm.h"
 #include "fault.h"
 #include "flight.h"
@@ -45,7 +46,16 @@ int ddp_local_rank(void) { return who()->local_rank; }
 int ddp_local_world_size(void) { return who()->local_size; }
 int ddp_node_rank(void) { return who()->node; }
 int ddp_num_nodes(void) { return who()->nodes; }
-int ddp_local_device(void) { return DDP_CPU; }
+int ddp_local_device(void) {
+    int n = ddp__gpus(NULL, 0), local = ddp_local_rank();
+    if (n == 0) return DDP_CPU;
+    if (n == 1 || local < n) return DDP_CUDA(n == 1 ? 0 : local); /* one: each rank may see its own alone */
+    return ddp__fail(
+        DDP_EDEVICE,
+        "rank %d has no GPU: %d here for %d ranks on this host; start `ddprun -n %d`, or compute on the cpu with "
+        "DDP_DEVICE=cpu",
+        ddp_rank(), n, ddp_local_world_size(), n);
+}
 int ddp_is_initialized(void) { return ddp__job.initialized; }
 
 int ddp_num_threads(void) {

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "device.h"
 #include "mem.h"
 
 #ifdef __SANITIZE_ADDRESS__
@@ -149,14 +150,21 @@ void ddp__mem_free(void *p, size_t bytes) {
 void ddp__mem_count_tensor(int d) { atomic_fetch_add_explicit(&live_tensors, d, memory_order_relaxed); }
 
 void ddp_memory_stats(int device, ddp_memory *out) {
-    (void)device;
+    if (device > 0 && ddp__device_of(device)) {
+        out->live_tensors = atomic_load(&live_tensors);
+        ddp__device_of(device)->stats(device - 1, out);
+        return;
+    }
     pthread_mutex_lock(&m.lock);
     *out = (ddp_memory){m.allocated, m.reserved, m.peak, atomic_load(&live_tensors)};
     pthread_mutex_unlock(&m.lock);
 }
 
 void ddp_memory_reset_peak(int device) {
-    (void)device;
+    if (device > 0 && ddp__device_of(device)) {
+        ddp__device_of(device)->reset_peak(device - 1);
+        return;
+    }
     pthread_mutex_lock(&m.lock);
     m.peak = m.allocated;
     pthread_mutex_unlock(&m.lock);
@@ -167,6 +175,7 @@ void ddp_memory_empty_cache(void) {
     pthread_mutex_lock(&m.lock);
     trim(0);
     pthread_mutex_unlock(&m.lock);
+    for (int i = 0; ddp__device_of(1) && i < ddp__device_of(1)->count; i++) ddp__device_of(1)->empty_cache(i);
 }
 
 void ddp_memory_fail_at(int64_t k) {

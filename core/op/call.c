@@ -32,9 +32,9 @@ ddp_tensor **ddp__join_lists(int k, int n, ddp_tensor *const *const *lists) {
     return all;
 }
 
-/* The required ones are there, on one device. */
+/* The required ones are there, on one device; a number goes with every device. */
 static int check_inputs(const ddp_op_def *op, int n_in, ddp_tensor *const *in) {
-    int device = -1;
+    int device = -1, first = 0;
     for (int i = 0; i < n_in; i++) {
         int k = op->lists ? 0 : i;
         if (!in[i]) {
@@ -42,8 +42,12 @@ static int check_inputs(const ddp_op_def *op, int n_in, ddp_tensor *const *in) {
             return ddp__op_fail_(op->name, DDP_ENULL, "%s is missing",
                                  op->lists ? "a tensor of the list" : op->in_names[k]);
         }
+        if (in[i]->is_number) continue;
         if (device >= 0 && in[i]->m.device != device)
-            return ddp__op_fail_(op->name, DDP_EDEVICE, "%s is on another device", op->in_names[k]);
+            return ddp__op_fail_(op->name, DDP_EDEVICE, "%s is on %s, %s on %s: move one with :to()",
+                                 op->in_names[op->lists ? 0 : first], DDP_DEVICE_TEXT(device), op->in_names[k],
+                                 DDP_DEVICE_TEXT(in[i]->m.device));
+        if (device < 0) first = i;
         device = in[i]->m.device;
     }
     return 0;

@@ -52,10 +52,16 @@ ddp_dtype ddp__promote(ddp_dtype a, ddp_dtype b) {
     return DDP_I32;
 }
 
+int ddp__call_device(const ddp_call *c) {
+    for (int i = 0; i < c->n_in; i++)
+        if (c->in[i] && !c->in[i]->is_number) return c->in[i]->m.device;
+    return DDP_CPU;
+}
+
 int ddp__out_shape(const ddp_call *c, ddp_dtype dtype, int ndim, const int64_t *size, ddp_meta *out) {
     if (ndim > DDP_MAX_DIM) return ddp__op_fail(c, DDP_ESHAPE, "a result of %d dims, at most %d", ndim, DDP_MAX_DIM);
     out->dtype = dtype;
-    out->device = c->n_in && c->in[0] ? c->in[0]->m.device : DDP_CPU;
+    out->device = ddp__call_device(c);
     out->ndim = ndim;
     int64_t n = 1;
     for (int i = 0; i < ndim; i++) {
@@ -95,9 +101,8 @@ static bool broadcast_sizes(const ddp_call *c, int n, ddp_meta *out) {
 }
 
 int ddp__out_broadcast(const ddp_call *c, int n, ddp_dtype dtype, ddp_meta *out) {
-    const ddp_tensor *first = c->in[0];
     out->dtype = dtype;
-    out->device = first->m.device;
+    out->device = ddp__call_device(c);
     if (!broadcast_sizes(c, n, out)) {
         char text[400];
         size_t at = 0;

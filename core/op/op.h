@@ -161,6 +161,8 @@ DDP_LOCAL extern _Thread_local ddp_op_where ddp__op_where;
 /* ---- shapes (infer.c): helpers of infer functions; each sets the error and returns its status -------------------- */
 /* Broadcast shape of in[0..n) (NULL skipped), dense strides kept, channels-last wins; dtype as given. */
 DDP_LOCAL int ddp__out_broadcast(const ddp_call *c, int n, ddp_dtype dtype, ddp_meta *out);
+/* The device of the inputs: numbers go with any. */
+DDP_LOCAL int ddp__call_device(const ddp_call *c);
 /* Row-major. */
 DDP_LOCAL int ddp__out_shape(const ddp_call *c, ddp_dtype dtype, int ndim, const int64_t *size, ddp_meta *out);
 /* The same size and strides as in[i] when that is dense, else row-major. */
@@ -169,7 +171,7 @@ DDP_LOCAL int ddp__out_like(const ddp_call *c, int i, ddp_dtype dtype, ddp_meta 
 DDP_LOCAL int ddp__wrap_dim(const ddp_call *c, int64_t dim, int ndim);
 /* An error that names op and argument: "conv2d: w is [32,3,3,3], ..." */
 #define ddp__op_fail(c, status, ...) ddp__op_fail_((c)->op->name, status, __VA_ARGS__)
-DDP_LOCAL int ddp__op_fail_(const char *op, int status, const char *fmt, ...) DDP_PRINTF(3, 4);
+DDP_API int ddp__op_fail_(const char *op, int status, const char *fmt, ...) DDP_PRINTF(3, 4);
 /* in[i] must be floating / of dtype / have ndim dims. */
 DDP_LOCAL int ddp__need_float(const ddp_call *c, int i);
 DDP_LOCAL int ddp__need_dtype(const ddp_call *c, int i, ddp_dtype dtype);
@@ -190,7 +192,7 @@ typedef struct ddp_iter {
     int64_t numel;
 } ddp_iter;
 /* t[0] gives the shape; the others must broadcast to it. */
-DDP_LOCAL void ddp__iter_init(ddp_iter *it, int n, ddp_tensor *const *t);
+DDP_API void ddp__iter_init(ddp_iter *it, int n, ddp_tensor *const *t);
 /* Calls fn(ctx, ptr, stride, count) for each innermost run; stride[k] in elements. */
 typedef void (*ddp_run_fn)(void *ctx, char *const *ptr, const int64_t *stride, int64_t count);
 DDP_LOCAL void ddp__iter_run(const ddp_iter *it, ddp_run_fn fn, void *ctx);

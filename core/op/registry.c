@@ -1,4 +1,5 @@
 /* registry.c -- kernel lists, plug-ins, and the choice of a kernel. */
+#include "../mem/device.h"
 #include "op_build.h"
 #include "registry.h"
 
@@ -16,7 +17,7 @@ const ddp_op_def *ddp__op_by_name(const char *name) {
 
 static const ddp_kernel_list *lists[DDP_MAX_LISTS]; /* in order of preference */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static const char *only;
+static const char *only, *only_on_device; /* what tests pinned, of the CPU's lists and of a device's */
 static _Thread_local const char *last_kernel = "";
 
 /* ---- the oneDNN plug-in: loaded by the first call that is worth it ---- */
@@ -77,16 +78,24 @@ double ddp__call_flops(const ddp_call *c) {
 
 /* ---- the choice ---- */
 
+static bool of_device(const char *list) {
+    return strcmp(list, "cuda") == 0 || strcmp(list, "cudnn") == 0 || strcmp(list, "cublas") == 0;
+}
+
 static void load_lists(void) {
     ddp__forbid_fork(); /* kernels have a pool of threads */
     lists[CPU] = ddp__kernels_cpu();
     lists[REF] = &ddp__kernels_ref;
     const char *env = getenv("DDP_KERNELS");
-    if (env && *env) only = strdup(env);
+    if (env && *env) *(of_device(env) ? &only_on_device : &only) = strdup(env);
 }
 
 int ddp__kernels_only(const char *list) {
     pthread_once(&once, load_lists);
+    if (list && of_device(list)) {
+        only_on_device = list;
+        return 0;
+    }
     if (list && strcmp(list, "ref") != 0 && strcmp(list, "cpu") != 0 && strcmp(list, "onednn") != 0)
         return ddp__fail(DDP_EINVAL, "kernels: no list %s", list);
     if (list && strcmp(list, "onednn") == 0) {
@@ -94,6 +103,7 @@ int ddp__kernels_only(const char *list) {
         if (!lists[ONEDNN]) return ddp__fail(DDP_ENOSUP, "kernels: onednn is not there: %s", onednn_why);
     }
     only = list;
+    if (!list) only_on_device = NULL;
     return 0;
 }
 
@@ -132,8 +142,21 @@ static const ddp_kernel *measured(const ddp_call *c) {
     return n ? ddp__tune(c, takes, n) : NULL;
 }
 
+/* The first kernel of a device's lists that takes the call. */
+static const ddp_kernel *pick_on_device(const ddp_call *c, int device) {
+    const char *why = "it has no kernel on this device";
+    const ddp_kernel *k = NULL;
+    for (const ddp_kernel_list *const *list = ddp__device_of(device)->lists; *list && !k; list++)
+        if (!only_on_device || strcmp(only_on_device, (*list)->name) == 0) k = pick_from(*list, c, &why);
+    if (!k) ddp__op_fail(c, DDP_ENOSUP, "on %s: %s", DDP_DEVICE_TEXT(device), why);
+    else last_kernel = k->name;
+    return k;
+}
+
 const ddp_kernel *ddp__pick_kernel(const ddp_call *c) {
     pthread_once(&once, load_lists);
+    int device = c->op->id == DDP_OP_to_device ? DDP_CPU : c->out[0]->m.device;
+    if (device != DDP_CPU) return pick_on_device(c, device);
     const char *why = "no kernel";
     const ddp_kernel *k = measured(c);
     for (int n = 0; n < DDP_MAX_LISTS && !k; n++) {

@@ -1,13 +1,15 @@
 /* make.c -- tensors out of nothing. */
 #include <math.h>
 
+#include "../mem/device.h"
 #include "ops.h"
 
 int ddp__new_tensor(const ddp_call *c, int64_t dtype, int64_t device, int ndim, const int64_t *size, ddp_meta *out) {
     if (dtype < 0 || dtype >= DDP_DTYPES) return ddp__op_fail(c, DDP_EDTYPE, "no dtype %lld", (long long)dtype);
-    if (device != DDP_CPU)
-        return ddp__op_fail(c, DDP_EDEVICE, "no device %lld; this build computes on the cpu", (long long)device);
-    return ddp__out_shape(c, (ddp_dtype)dtype, ndim, size, out);
+    int st = ddp__out_shape(c, (ddp_dtype)dtype, ndim, size, out);
+    out->device = (int)device;
+    if (st == 0 && device != DDP_CPU && !ddp__device((int)device, c->op->name)) st = ddp__pending();
+    return st;
 }
 
 static int full_infer(const ddp_call *c, ddp_meta *out) {

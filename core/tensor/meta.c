@@ -80,3 +80,9 @@ const char *ddp__shape_text(int ndim, const int64_t *size, char *buf, size_t n) 
     if (at < n) snprintf(buf + at, n - at, "]");
     return buf;
 }
+
+const char *ddp__device_text(int device, char *buf, size_t n) {
+    if (device == DDP_CPU) snprintf(buf, n, "cpu");
+    else snprintf(buf, n, "cuda:%d", device - 1);
+    return buf;
+}

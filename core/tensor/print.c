@@ -11,6 +11,7 @@ enum { EDGE = 3, WHOLE = 1000 }; /* more than WHOLE elements: EDGE at each end o
 typedef struct out {
     char *buf;
     size_t n, at;
+    const char *elements; /* where the host reads them */
 } out;
 
 static void put(out *o, const char *fmt, ...) DDP_PRINTF(2, 3);
@@ -24,9 +25,9 @@ static void put(out *o, const char *fmt, ...) {
 }
 
 static void put_value(out *o, const ddp_tensor *t, int64_t at) {
-    double v = ddp__load(t->m.dtype, ddp__ptr(t), at);
+    double v = ddp__load(t->m.dtype, o->elements, at);
     if (t->m.dtype == DDP_BOOL) put(o, v != 0 ? "true" : "false");
-    else if (t->m.dtype == DDP_I64) put(o, "%lld", (long long)((const int64_t *)(const void *)ddp__ptr(t))[at]);
+    else if (t->m.dtype == DDP_I64) put(o, "%lld", (long long)((const int64_t *)(const void *)o->elements)[at]);
     else if (ddp__is_float(t->m.dtype)) put(o, "%.*g", t->m.dtype == DDP_F64 ? 8 : 5, v);
     else put(o, "%.0f", v);
 }
@@ -51,15 +52,20 @@ static void put_dim(out *o, const ddp_tensor *t, int dim, int64_t at) {
 }
 
 size_t ddp_to_text(const ddp_tensor *t, char *buf, size_t n) {
-    out o = {buf, n, 0};
+    out o = {buf, n, 0, NULL};
+    void *owned = NULL;
     if (!t) {
         put(&o, "nil");
+    } else if (ddp__host_view(t, &o.elements, &owned) < 0) {
+        put(&o, "(its device failed) %s %s", DDP_SHAPE_TEXT(&t->m), ddp_dtype_name(t->m.dtype));
     } else {
         if (t->numel > 0) put_dim(&o, t, 0, 0);
         else put(&o, "{}");
         put(&o, " %s %s", DDP_SHAPE_TEXT(&t->m), ddp_dtype_name(t->m.dtype));
+        if (t->m.device != DDP_CPU) put(&o, " cuda:%d", t->m.device - 1);
         if (t->node) put(&o, " from %s", ddp_grad_op(t) ? ddp_grad_op(t) : "host");
         else if (t->requires_grad) put(&o, " requires_grad");
     }
+    free(owned);
     return o.at;
 }

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../mem/device.h"
 #include "../mem/mem.h"
 
 enum {
@@ -17,19 +18,26 @@ void (*ddp__tensor_drop_history)(ddp_tensor *t);
 
 /* ---- storage ---------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the block that holds the header: the data too when small, what is noted of it when big. */
-static size_t header_block(size_t bytes) {
-    return bytes <= INLINE ? HEADER + bytes : bytes >= DDP_BIG ? HEADER + sizeof(ddp_big) : HEADER;
+/* Bytes of the block that holds the header: a host's data too when small, what is noted of it when big. */
+static size_t header_block(size_t bytes, int device) {
+    if (bytes >= DDP_BIG) return HEADER + sizeof(ddp_big);
+    return device == DDP_CPU && bytes <= INLINE ? HEADER + bytes : HEADER;
+}
+
+/* Bytes on a device; an empty storage has none. */
+static void *device_alloc(size_t bytes, int device) {
+    const ddp_device_type *d = ddp__device(device, "memory");
+    return d ? d->alloc(device - 1, bytes) : NULL;
 }
 
 ddp_storage *ddp__storage_new(size_t bytes, int device) {
-    size_t block = header_block(bytes);
+    size_t block = header_block(bytes, device);
     ddp_storage *s = ddp__mem_alloc(block);
     if (!s) return NULL;
     void *data = (char *)s + HEADER;
-    if (bytes > INLINE) {
-        data = ddp__mem_alloc(bytes);
-        if (!data) {
+    if (device != DDP_CPU || bytes > INLINE) {
+        data = device == DDP_CPU ? ddp__mem_alloc(bytes) : bytes ? device_alloc(bytes, device) : NULL;
+        if (!data && bytes) {
             ddp__mem_free(s, block);
             return NULL;
         }
@@ -48,8 +56,9 @@ void ddp__storage_release(ddp_storage *s) {
     if (!s || atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
     if (atomic_load_explicit(&s->packed, memory_order_relaxed)) ddp__packed_forget(s);
     if (s->deleter) s->deleter(s->ctx);
-    bool separate = s->data != (char *)s + HEADER;
-    if (separate && !s->deleter && !s->ctx) ddp__mem_free(s->data, s->bytes);
+    bool separate = s->data != (char *)s + HEADER, own = separate && !s->deleter && !s->ctx && s->data;
+    if (own && s->device == DDP_CPU) ddp__mem_free(s->data, s->bytes);
+    else if (own) ddp__device_of(s->device)->release(s->device - 1, s->data, s->bytes);
     if (s->big) ddp__big_remove(ddp__big(s));
     ddp__mem_free(s, s->big ? HEADER + sizeof(ddp_big) : separate ? HEADER : HEADER + s->bytes);
 }
@@ -234,7 +243,11 @@ int64_t ddp_stride(const ddp_tensor *t, int dim) {
     return dim < 0 ? 0 : t->m.stride[dim];
 }
 
-void *ddp_data(const ddp_tensor *t) { return t && t->numel > 0 ? ddp__ptr(t) : NULL; }
+void *ddp_data(const ddp_tensor *t) {
+    if (!t || t->numel == 0) return NULL;
+    if (t->m.device != DDP_CPU && ddp__device_of(t->m.device)->wait(t->m.device - 1) < 0) return NULL;
+    return ddp__ptr(t);
+}
 
 void ddp_mark_written(ddp_tensor *t) {
     if (!t) return;
@@ -248,8 +261,7 @@ static int meta_check(const char *what, ddp_meta *m, int ndim, const int64_t *sh
     if (ndim < 0 || ndim > DDP_MAX_DIM)
         return ddp__fail(DDP_ESHAPE, "%s: %d dims, at most %d", what, ndim, DDP_MAX_DIM);
     if (dtype < 0 || dtype >= DDP_DTYPES) return ddp__fail(DDP_EDTYPE, "%s: no dtype %d", what, dtype);
-    if (device != DDP_CPU)
-        return ddp__fail(DDP_EDEVICE, "%s: no device %d; this build computes on the cpu", what, device);
+    if (device != DDP_CPU && !ddp__device(device, what)) return ddp__pending();
     *m = (ddp_meta){.dtype = (ddp_dtype)dtype, .device = device, .ndim = ndim};
     for (int i = 0; i < ndim; i++) {
         if (shape[i] < 0)
@@ -270,7 +282,12 @@ ddp_tensor *ddp_from_data(const void *data, int ndim, const int64_t *shape, int 
     ddp_meta m;
     if (ddp__pending() || meta_check("from_data", &m, ndim, shape, dtype, device) < 0) return NULL;
     ddp_tensor *t = ddp__tensor_new(&m);
-    if (t && t->numel > 0) memcpy(ddp__ptr(t), data, (size_t)t->numel * ddp__dtype_bytes[dtype]);
+    size_t bytes = t ? (size_t)t->numel * ddp__dtype_bytes[dtype] : 0;
+    if (bytes && device == DDP_CPU) memcpy(ddp__ptr(t), data, bytes);
+    else if (bytes && ddp__device_of(device)->copy(ddp__ptr(t), device, data, DDP_CPU, bytes) < 0) {
+        ddp__drop(t);
+        return NULL;
+    }
     return ddp__scope_own(t);
 }
 
@@ -317,20 +334,48 @@ int ddp_item(const ddp_tensor *t, double *value) {
     if (!t) return ddp__fail(DDP_ENULL, "item: no tensor");
     if (t->numel != 1)
         return ddp__fail(DDP_ESHAPE, "item: %s has %lld elements, not one", DDP_SHAPE_TEXT(&t->m), (long long)t->numel);
+    int64_t at_host;
+    const void *p = ddp__ptr(t);
+    if (t->m.device != DDP_CPU) {
+        int st = ddp__device_of(t->m.device)->copy(&at_host, DDP_CPU, p, t->m.device, ddp__dtype_bytes[t->m.dtype]);
+        if (st < 0) return st;
+        p = &at_host;
+    }
     if (t->m.dtype == DDP_I64) {
-        int64_t v = *(const int64_t *)(const void *)ddp__ptr(t);
+        int64_t v = *(const int64_t *)p;
         if (v > (int64_t)1 << 53 || v < -((int64_t)1 << 53))
             return ddp__fail(DDP_EINVAL, "item: %lld does not fit a double exactly", (long long)v);
     }
-    *value = ddp__load(t->m.dtype, ddp__ptr(t), 0);
+    *value = ddp__load(t->m.dtype, p, 0);
     return 0;
+}
+
+int ddp__host_view(const ddp_tensor *t, const char **p, void **owned) {
+    *p = t->numel ? ddp__ptr(t) : NULL;
+    *owned = NULL;
+    if (t->m.device == DDP_CPU || !t->numel) return 0;
+    int64_t last = 0; /* the furthest element; strides are never negative */
+    for (int d = 0; d < t->m.ndim; d++) last += (t->m.size[d] - 1) * t->m.stride[d];
+    size_t bytes = (size_t)(last + 1) * ddp__dtype_bytes[t->m.dtype];
+    *owned = malloc(bytes);
+    if (!*owned) return ddp__fail(DDP_ENOMEM, "out of memory: %zu bytes to look at a tensor of a device", bytes);
+    int st = ddp__device_of(t->m.device)->copy(*owned, DDP_CPU, *p, t->m.device, bytes);
+    if (st < 0) {
+        free(*owned);
+        *owned = NULL;
+    }
+    *p = *owned;
+    return st;
 }
 
 int ddp_to_doubles(const ddp_tensor *t, double *out) {
     if (ddp__pending()) return ddp__pending();
     if (!t) return ddp__fail(DDP_ENULL, "to_doubles: no tensor");
     int64_t idx[DDP_MAX_DIM] = {0}, at = 0;
-    const char *p = t->numel ? ddp__ptr(t) : NULL;
+    const char *p;
+    void *owned;
+    int st = ddp__host_view(t, &p, &owned);
+    if (st < 0) return st;
     for (int64_t i = 0; i < t->numel; i++) {
         out[i] = ddp__load(t->m.dtype, p, at);
         for (int d = t->m.ndim - 1; d >= 0; d--) {
@@ -340,5 +385,6 @@ int ddp_to_doubles(const ddp_tensor *t, double *out) {
             idx[d] = 0;
         }
     }
+    free(owned);
     return 0;
 }

@@ -89,34 +89,41 @@ DDP_LOCAL void ddp__big_made(const ddp_tensor *t, const char *op);
 static inline char *ddp__ptr(const ddp_tensor *t); /* first element */
 
 /* Row-major strides for m's sizes, offset 0. */
-DDP_LOCAL void ddp__meta_rowmajor(ddp_meta *m);
+DDP_API void ddp__meta_rowmajor(ddp_meta *m);
 /* Channels-last strides for 4 dims (N, C, H, W in logical order), else row-major. */
-DDP_LOCAL void ddp__meta_channels_last(ddp_meta *m);
-DDP_LOCAL int64_t ddp__meta_numel(const ddp_meta *m);
-DDP_LOCAL bool ddp__meta_is_rowmajor(const ddp_meta *m);
+DDP_API void ddp__meta_channels_last(ddp_meta *m);
+DDP_API int64_t ddp__meta_numel(const ddp_meta *m);
+DDP_API bool ddp__meta_is_rowmajor(const ddp_meta *m);
 /* 4-D and dense with C innermost. Dims of size 1 never matter. */
-DDP_LOCAL bool ddp__meta_is_channels_last(const ddp_meta *m);
+DDP_API bool ddp__meta_is_channels_last(const ddp_meta *m);
 /* Every element of a block of numel elements, in some order of dims, no gaps, no overlaps. */
-DDP_LOCAL bool ddp__meta_is_dense(const ddp_meta *m);
-DDP_LOCAL bool ddp__meta_same_size(const ddp_meta *a, const ddp_meta *b);
+DDP_API bool ddp__meta_is_dense(const ddp_meta *m);
+DDP_API bool ddp__meta_same_size(const ddp_meta *a, const ddp_meta *b);
 /* "[2,3]" into buf; returns buf. */
-DDP_LOCAL const char *ddp__shape_text(int ndim, const int64_t *size, char *buf, size_t n);
+DDP_API const char *ddp__shape_text(int ndim, const int64_t *size, char *buf, size_t n);
+/* "cpu", "cuda:0" into buf; returns buf. */
+DDP_API const char *ddp__device_text(int device, char *buf, size_t n);
+#define DDP_DEVICE_TEXT(device) ddp__device_text(device, (char[24]){0}, 24)
 #define DDP_SHAPE_TEXT(m) ddp__shape_text((m)->ndim, (m)->size, (char[160]){0}, 160)
+
+/* Where the host reads t's elements (at t's strides): t's own bytes, or a copy of a device's, *owned, which the caller frees. Waits
+ * for the device. A status. */
+DDP_LOCAL int ddp__host_view(const ddp_tensor *t, const char **p, void **owned);
 
 static inline bool ddp__is_float(ddp_dtype d) { return d <= DDP_BF16; }
 static inline bool ddp__is_half(ddp_dtype d) { return d == DDP_F16 || d == DDP_BF16; } /* 16 bits wide */
 /* What sums and statistics of d are kept in, and what its arithmetic is done in. */
 static inline ddp_dtype ddp__wide(ddp_dtype d) { return ddp__is_half(d) ? DDP_F32 : d; }
 static inline bool ddp__is_int(ddp_dtype d) { return d >= DDP_I64 && d <= DDP_U8; }
-DDP_LOCAL extern const uint8_t ddp__dtype_bytes[DDP_DTYPES];
+DDP_API extern const uint8_t ddp__dtype_bytes[DDP_DTYPES];
 
 static inline char *ddp__ptr(const ddp_tensor *t) {
     return (char *)t->storage->data + t->m.offset * ddp__dtype_bytes[t->m.dtype];
 }
 
 /* f16 and bf16 as bits, rounded to nearest even (dtype.c). */
-DDP_LOCAL float ddp__f16_to_f32(uint16_t h);
-DDP_LOCAL uint16_t ddp__f32_to_f16(float f);
+DDP_API float ddp__f16_to_f32(uint16_t h);
+DDP_API uint16_t ddp__f32_to_f16(float f);
 static inline float ddp__bf16_to_f32(uint16_t h) {
     union {
         uint32_t u;
@@ -124,10 +131,10 @@ static inline float ddp__bf16_to_f32(uint16_t h) {
     } x = {(uint32_t)h << 16};
     return x.f;
 }
-DDP_LOCAL uint16_t ddp__f32_to_bf16(float f);
+DDP_API uint16_t ddp__f32_to_bf16(float f);
 /* Element i (in elements from p) of any dtype as a double, and back. */
-DDP_LOCAL double ddp__load(ddp_dtype d, const void *p, int64_t i);
-DDP_LOCAL void ddp__store(ddp_dtype d, void *p, int64_t i, double v);
+DDP_API double ddp__load(ddp_dtype d, const void *p, int64_t i);
+DDP_API void ddp__store(ddp_dtype d, void *p, int64_t i, double v);
 
 /* Set by grad at start-up: frees what hangs on a handle (node, leaf info). */
 DDP_LOCAL extern void (*ddp__tensor_drop_history)(ddp_tensor *t);

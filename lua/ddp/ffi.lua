@@ -199,9 +199,22 @@ function M.dtype(name, what)
   fail(("%s: no dtype \"%s\"; known: %s"):format(what, tostring(name), table.concat(known, ", ")))
 end
 
+-- The number of a device: "cpu", "cuda" (this rank's GPU), "cuda:1"; nil is the default for new tensors. One that is not there
+-- is refused when it is used, with the reason.
+M.default_device = C.DDP_CPU
 function M.device(name, what)
-  if name == nil or name == "cpu" then return C.DDP_CPU end
-  fail(("%s: no device \"%s\"; this build computes on \"cpu\""):format(what, tostring(name)))
+  if name == nil then return M.default_device end
+  if name == "cpu" then return C.DDP_CPU end
+  if name == "cuda" then
+    local own = C.ddp_local_device()
+    if own < 0 then M.raise() end
+    return own == C.DDP_CPU and 1 or own
+  end
+  local i = type(name) == "string" and name:match "^cuda:(%d+)$"
+  if i then return tonumber(i) + 1 end
+  fail(("%s: no device \"%s\"; known: \"cpu\", \"cuda\", \"cuda:0\" and so on"):format(what, tostring(name)))
 end
+function M.device_name(device) return device == 0 and "cpu" or "cuda:" .. device - 1 end
+function M.is_device(name) return type(name) == "string" and (name == "cpu" or name:match "^cuda" ~= nil) end
 
 return M

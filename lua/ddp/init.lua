@@ -13,8 +13,18 @@ for _, part in ipairs { tensor, grad, parallel } do
 end
 for _, internal in ipairs { "methods", "operand", "with_generator", "record_host", "modes", "snapshot", "enter", "leave", "runs_again" } do ddp[internal] = nil end
 
-function ddp.device() return "cpu" end
-function ddp.set_default_device(name) base.device(name, "set_default_device") end
+-- What this rank computes on: "cuda:0", or "cpu" where there is no GPU or DDP_DEVICE=cpu.
+function ddp.device()
+  local device = C.ddp_local_device()
+  if device < 0 then base.raise() end
+  return base.device_name(device)
+end
+-- Where new tensors are made that are not told.
+function ddp.set_default_device(name)
+  local device = base.device(name, "set_default_device")
+  if C.ddp_device_check(device) < 0 then base.raise() end
+  base.default_device = device
+end
 function ddp.num_threads() return C.ddp_num_threads() end
 function ddp.version() return ffi.string(C.ddp_version()) end
 
@@ -31,12 +41,14 @@ function ddp.generator(seed, opts)
   return { handle = ffi.gc(g, C.ddp_generator_free) }
 end
 
-function ddp.memory_stats()
+-- Of a device; this rank's when none is named.
+local function device_of(name, what) return name and base.device(name, what) or math.max(0, C.ddp_local_device()) end
+function ddp.memory_stats(device)
   local m = ffi.new "ddp_memory[1]"
-  C.ddp_memory_stats(0, m)
+  C.ddp_memory_stats(device_of(device, "memory_stats"), m)
   return { allocated = tonumber(m[0].allocated), reserved = tonumber(m[0].reserved), peak = tonumber(m[0].peak), live_tensors = tonumber(m[0].live_tensors) }
 end
-function ddp.reset_peak_memory_stats() C.ddp_memory_reset_peak(0) end
+function ddp.reset_peak_memory_stats(device) C.ddp_memory_reset_peak(device_of(device, "reset_peak_memory_stats")) end
 function ddp.empty_cache() C.ddp_memory_empty_cache() end
 
 -- "exact": no Winograd; "highest" (the default); "high": two bf16 parts where there is AMX (errors: ddp.h).

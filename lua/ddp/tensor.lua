@@ -196,7 +196,7 @@ end
 function T.dim(t) return C.ddp_ndim(t) end
 function T.numel(t) return tonumber(C.ddp_numel(t)) end
 function T.dtype(t) return ffi.string(C.ddp_dtype_name(C.ddp_dtype_of(t))) end
-function T.device() return "cpu" end
+function T.device(t) return base.device_name(C.ddp_device_of(t)) end
 function T.id(t) return tonumber(C.ddp_id(t)) end
 function T.is_contiguous(t) return C.ddp_is_contiguous(t) == 1 end
 function T.is_leaf(t) return C.ddp_is_leaf(t) == 1 end
@@ -394,15 +394,21 @@ end
 
 -- ---- types ----------------------------------------------------------------------------------------------------------------
 
-function T.to(t, what)
-  if type(what) == "table" then what = what.dtype or what.device end
-  if what == nil then fail "to: a dtype or a device is missing" end
-  if base.dtypes[what] then
-    if base.dtypes[what] == C.ddp_dtype_of(t) then return t end
-    return ops.cast(t, what)
+-- to("bf16"), to("cuda"), to("cuda", "bf16"), to{device =, dtype =}. non_blocking: from pinned memory the host never waits.
+function T.to(t, what, more)
+  local opts = type(what) == "table" and what or type(more) == "table" and more or nil
+  opts = base.options("to", opts, { "device", "dtype", "non_blocking" })
+  local device, dtype = opts.device, opts.dtype
+  for _, name in ipairs { type(what) ~= "table" and what or nil, type(more) ~= "table" and more or nil } do
+    if base.dtypes[name] then dtype = name else device = name end
   end
-  base.device(what, "to")
-  return t
+  if not device and not dtype then fail "to: a dtype or a device is missing" end
+  if device then
+    local number = base.device(device, "to")
+    if number ~= C.ddp_device_of(t) then t = ops.to_device(t, base.device_name(number)) end
+  end
+  if not dtype or base.dtype(dtype, "to") == C.ddp_dtype_of(t) then return t end
+  return ops.cast(t, dtype)
 end
 for method, dtype in pairs { float = "f32", double = "f64", half = "f16", bfloat16 = "bf16", long = "i64", int = "i32", byte = "u8", bool = "bool" } do
   T[method] = function(t) return T.to(t, dtype) end

@@ -360,4 +360,7 @@ S.gelu_grad = { samples = { { inputs = { { 2, 3 }, { 2, 3 } } }, { inputs = { { 
   fail = { { inputs = { { 3 }, { 4 } }, text = "g is [3], x [4]" } } }
 S.silu = unary(function(x) return x / (1 + math.exp(-x)) end)
 
+S.to_device = { value = function(x) return x end, samples = { { inputs = { { 2, 3 } }, args = { "cpu" } }, { inputs = { {} }, args = { "cpu" } }, { inputs = { { 0, 3 } }, args = { "cpu" } } },
+  fail = { { inputs = { { 2 } }, args = { "gpu" }, text = "no device \"gpu\"" } } }
+
 return S

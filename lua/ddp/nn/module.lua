@@ -229,9 +229,15 @@ end
 function Module:eval() return self:train(false) end
 function Module:to(what)
   if base.dtypes[what] and what ~= "f32" then fail("to: parameters stay in f32; ddp.autocast(\"bf16\", fn, ...) computes with them in 16 bits") end
-  if not base.dtypes[what] then base.device(what, "to") end
+  if base.dtypes[what] then return self end
+  local device = base.device(what, "to")
+  for _, list in ipairs { self:parameters(), self:buffers() } do
+    for _, t in ipairs(list) do base.check(base.C.ddp_move_(t, device)) end
+  end
   return self
 end
+function Module:cuda() return self:to "cuda" end
+function Module:cpu() return self:to "cpu" end
 function Module:zero_grad() for _, p in ipairs(self:parameters()) do p.grad = nil end end
 function Module:requires_grad_(on)
   for _, p in ipairs(self:parameters()) do p:requires_grad_(on ~= false) end

@@ -1,0 +1,36 @@
+/* to_device.c -- between devices. */
+#include "../mem/device.h"
+#include "ops.h"
+
+static int to_device_infer(const ddp_call *c, ddp_meta *out) {
+    const ddp_to_device_attrs *a = c->attrs;
+    ddp__out_like(c, 0, c->in[0]->m.dtype, out);
+    out->device = (int)a->device;
+    if (a->device != DDP_CPU && !ddp__device((int)a->device, c->op->name)) return ddp__pending();
+    return 0;
+}
+
+static int to_device_vjp(ddp_vjp *v) {
+    v->grad_in[0] = ddp_to_device(v->grad_out[0], v->in_meta[0].device);
+    return v->grad_in[0] ? 0 : ddp__pending();
+}
+
+const ddp_op_rules ddp__to_device_rules = {.infer = to_device_infer, .vjp = to_device_vjp};
+
+int ddp_move_(ddp_tensor *t, int device) {
+    if (ddp__pending()) return ddp__pending();
+    if (!t) return ddp__fail(DDP_ENULL, "to: no tensor");
+    if (t->m.device == device) return 0;
+    if (t->node)
+        return ddp__fail(DDP_EINVAL, "to: a tensor with history is not moved in place; its copy is: x:to(device)");
+    ddp_tensor *there = ddp_keep(ddp_to_device(t, device));
+    if (!there) return ddp__pending();
+    ddp_storage *old = t->storage;
+    ddp_meta meta = t->m;
+    t->storage = there->storage;
+    t->m = there->m;
+    there->storage = old; /* goes with it */
+    there->m = meta;
+    ddp__drop(there);
+    return t->grad ? ddp_move_(t->grad, device) : 0;
+}

@@ -1,0 +1,88 @@
+/* cuda.h -- what the host side of the GPU shares: devices, streams, launches of our own kernels, scratch. */
+#ifndef DDP_CUDA_H
+#define DDP_CUDA_H
+
+#include "../../core/mem/device.h"
+#include "../../core/op/op.h"
+#include "api.h"
+#include "args.h"
+
+/* ---- devices (device.c) -------------------------------------------------------------------------------------------------- */
+
+typedef struct ddp_gpu {
+    int index;
+    struct cudaDeviceProp prop;
+    cudaStream_t compute, copy;   /* the copies that run ahead; neither waits for the legacy stream */
+    cudaEvent_t computed, copied; /* between the two */
+} ddp_gpu;
+
+/* GPU i, made ready on first use and selected on this thread; NULL with the error set. */
+DDP_LOCAL ddp_gpu *ddp__gpu(int i);
+/* The GPU that c computes on, likewise. */
+DDP_LOCAL ddp_gpu *ddp__gpu_of(const ddp_call *c);
+/* 0, or DDP_EDEVICE with what failed, NVIDIA's name and text of it, the ops that were launched since the last synchronisation (an error of one
+ * of them comes out later, anywhere) and what to try; out of memory is DDP_ENOMEM. `what`: "cudaMalloc", "add (kernel add_f32)". */
+DDP_LOCAL int ddp__cuda_check(cudaError_t e, const char *what);
+
+/* ---- memory (alloc.c, pinned.c) --------------------------------------------------------------------------------------------- */
+
+/* Bytes for work that is queued on the compute stream; NULL with the error set. Given back at any time after that work is queued. */
+DDP_LOCAL void *ddp__gpu_alloc(int i, size_t bytes);
+DDP_LOCAL void ddp__gpu_release(int i, void *p, size_t bytes);
+/* Scratch of one call, the same. */
+DDP_LOCAL void *ddp__cuda_scratch_take(const ddp_call *c, size_t bytes);
+DDP_LOCAL void ddp__cuda_scratch_give(const ddp_call *c, void *p, size_t bytes);
+DDP_LOCAL void ddp__gpu_stats(int i, ddp_memory *out);
+DDP_LOCAL void ddp__gpu_reset_peak(int i);
+DDP_LOCAL void ddp__gpu_empty_cache(int i);
+DDP_LOCAL void ddp__gpu_fail_at(int64_t k);
+/* Pinned host memory: given out again when no copy reads it any more. */
+DDP_LOCAL void *ddp__pinned_alloc(size_t bytes);
+DDP_LOCAL void ddp__pinned_release(void *p, size_t bytes);
+
+/* ---- launches (launch.c) ----------------------------------------------------------------------------------------------------- */
+
+typedef enum ddp_cuda_kernel {
+#define FAMILY(f) DDP_K_family_##f,
+#define KERNEL(name, args, flags) DDP_K_##name,
+#define KERNEL_FLOATS(name, args, flags) DDP_K_##name, DDP_K_##name##_last = DDP_K_##name + 3,
+#define KERNEL_ALL(name, args, flags) DDP_K_##name, DDP_K_##name##_last = DDP_K_##name + 7,
+#include "kernels.def"
+    DDP_K_COUNT
+} ddp_cuda_kernel;
+
+typedef struct ddp_grid {
+    unsigned x, y, z; /* blocks */
+    unsigned threads; /* of a block, in x */
+    unsigned shared;  /* dynamic shared memory, bytes */
+} ddp_grid;
+/* Threads for n items, `per` of them each, in blocks of 256; as many blocks as fill the largest GPU a few times at most: kernels
+ * stride over the grid. */
+DDP_LOCAL ddp_grid ddp__grid(int64_t n, int per);
+/* One block of `threads` for each of n rows. */
+DDP_LOCAL ddp_grid ddp__grid_rows(int64_t n, unsigned threads);
+/* Queues kernel k with its one argument, for c; a status. Nothing when the grid is empty. */
+DDP_LOCAL int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g);
+
+/* ddp__launch_<name>(c, [dtype,] args, grid), typed. */
+#define FAMILY(f)
+#define KERNEL(name, args, flags)                                                        \
+    static inline int ddp__launch_##name(const ddp_call *c, const args *a, ddp_grid g) { \
+        return ddp__cuda_launch(c, DDP_K_##name, a, g);                                  \
+    }
+#define KERNEL_FLOATS(name, args, flags)                                                              \
+    static inline int ddp__launch_##name(const ddp_call *c, ddp_dtype d, const args *a, ddp_grid g) { \
+        return ddp__cuda_launch(c, DDP_K_##name + (int)d, a, g);                                      \
+    }
+#define KERNEL_ALL(name, args, flags) KERNEL_FLOATS(name, args, flags)
+#include "kernels.def"
+
+/* ---- lists -------------------------------------------------------------------------------------------------------------------- */
+
+#define DDP_CUDA_KERNEL(op, reject, run) \
+    const ddp_kernel ddp__cuda_##op[] = {{#op ".cuda", reject, run}, {NULL, NULL, NULL}}
+
+/* Operands side by side: t[0] the result; the others broadcast to it, numbers stay numbers. `vector` bytes of alignment where dense. */
+DDP_LOCAL void ddp__cuda_walk(walk_args *a, int n, ddp_tensor *const *t);
+
+#endif

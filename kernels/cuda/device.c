@@ -1,0 +1,203 @@
+/* device.c -- GPUs: made ready on first use, their streams, copies, waits, and what their errors mean. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda.h"
+#include "lists.h"
+#include "recent.h"
+
+enum { MAX_GPUS = 64 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    ddp_gpu gpu;
+    atomic_bool ready;
+} gpus[MAX_GPUS];
+static _Thread_local int selected = -1; /* on this thread */
+
+/* ---- errors ---- */
+
+int ddp__cuda_check(cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return 0;
+    ddp__cuda.cudaGetLastError(); /* it is told here: the next call's error is its own */
+    const char *name = ddp__cuda.cudaGetErrorName(e), *text = ddp__cuda.cudaGetErrorString(e);
+    if (e == cudaErrorMemoryAllocation) return ddp__fail(DDP_ENOMEM, "%s: out of GPU memory", what);
+    char recent[400];
+    ddp__recent_text(recent, sizeof recent);
+    if (e == cudaErrorDevicesUnavailable || e == cudaErrorNoDevice || e == cudaErrorUnknown)
+        return ddp__fail(DDP_EDEVICE,
+                         "%s: the GPU does not answer any more (%s: %s): it may have fallen off the bus; see `dmesg | "
+                         "grep -i xid` and `nvidia-smi`, then start again from a checkpoint",
+                         what, name, text);
+    if (!*recent) return ddp__fail(DDP_EDEVICE, "%s: CUDA error %d, %s: %s", what, (int)e, name, text);
+    return ddp__fail(
+        DDP_EDEVICE,
+        "%s: CUDA error %d, %s: %s. It comes from this or an op launched before: %s. DDP_SYNC=1 finds which", what,
+        (int)e, name, text, recent);
+}
+
+/* ---- one GPU ---- */
+
+static int make_ready(ddp_gpu *g, int i) {
+    int least = 0, most = 0;
+    g->index = i;
+    cudaError_t e = ddp__cuda.cudaGetDeviceProperties(&g->prop, i);
+    if (!e && g->prop.major * 10 + g->prop.minor < DDP_CUDA_OLDEST)
+        return ddp__fail(DDP_ENOSUP, "cuda:%d is a %s of compute capability %d.%d; CUDA %d computes on %d.%d and later",
+                         i, g->prop.name, g->prop.major, g->prop.minor, DDP_CUDA_MAJOR, DDP_CUDA_OLDEST / 10,
+                         DDP_CUDA_OLDEST % 10);
+    if (!e) e = ddp__cuda.cudaDeviceGetStreamPriorityRange(&least, &most);
+    if (!e) e = ddp__cuda.cudaStreamCreateWithPriority(&g->compute, cudaStreamNonBlocking, least);
+    if (!e) e = ddp__cuda.cudaStreamCreateWithPriority(&g->copy, cudaStreamNonBlocking, most);
+    if (!e) e = ddp__cuda.cudaEventCreateWithFlags(&g->computed, cudaEventDisableTiming);
+    if (!e) e = ddp__cuda.cudaEventCreateWithFlags(&g->copied, cudaEventDisableTiming);
+    return ddp__cuda_check(e, "making a GPU ready");
+}
+
+ddp_gpu *ddp__gpu(int i) {
+    if (selected != i) {
+        if (ddp__cuda_check(ddp__cuda.cudaSetDevice(i), "cudaSetDevice") < 0) return NULL;
+        selected = i;
+    }
+    if (atomic_load_explicit(&gpus[i].ready, memory_order_acquire)) return &gpus[i].gpu;
+    pthread_mutex_lock(&lock);
+    int st = atomic_load(&gpus[i].ready) ? 0 : make_ready(&gpus[i].gpu, i);
+    if (st == 0) atomic_store(&gpus[i].ready, true);
+    pthread_mutex_unlock(&lock);
+    return st < 0 ? NULL : &gpus[i].gpu;
+}
+
+ddp_gpu *ddp__gpu_of(const ddp_call *c) {
+    for (int i = 0; i < c->op->n_out; i++)
+        if (c->out[i] && c->out[i]->m.device != DDP_CPU) return ddp__gpu(c->out[i]->m.device - 1);
+    for (int i = 0; i < c->n_in; i++)
+        if (c->in[i] && c->in[i]->m.device != DDP_CPU) return ddp__gpu(c->in[i]->m.device - 1);
+    ddp__op_fail(c, DDP_EDEVICE, "no tensor on a GPU");
+    return NULL;
+}
+
+/* ---- the table that the core sees ---- */
+
+static int wait_for(const ddp_gpu *g, const char *what) {
+    int st = ddp__cuda_check(ddp__cuda.cudaStreamSynchronize(g->compute), what);
+    if (st == 0) ddp__recent_clear();
+    return st;
+}
+
+static int gpu_copy(void *dst, int dst_device, const void *src, int src_device, size_t bytes) {
+    const ddp_gpu *g = ddp__gpu((dst_device ? dst_device : src_device) - 1);
+    if (!g) return ddp__pending();
+    const char *what = !dst_device ? "reading from the GPU" : !src_device ? "copying to the GPU" : "copying on the GPU";
+    int st = ddp__cuda_check(ddp__cuda.cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, g->compute), what);
+    return st == 0 && !dst_device ? wait_for(g, what) : st;
+}
+
+static int gpu_zero(int i, void *p, size_t bytes) {
+    const ddp_gpu *g = ddp__gpu(i);
+    return g ? ddp__cuda_check(ddp__cuda.cudaMemsetAsync(p, 0, bytes, g->compute), "cudaMemsetAsync") : ddp__pending();
+}
+
+static int gpu_wait(int i) {
+    const ddp_gpu *g = ddp__gpu(i);
+    return g ? wait_for(g, "waiting for the GPU") : ddp__pending();
+}
+
+static int gpu_copy_ahead(int i, void *dst, const void *src, size_t bytes) {
+    const ddp_gpu *g = ddp__gpu(i);
+    if (!g) return ddp__pending();
+    cudaError_t e = ddp__cuda.cudaEventRecord(g->computed, g->compute); /* dst's bytes may still be in use */
+    if (!e) e = ddp__cuda.cudaStreamWaitEvent(g->copy, g->computed, 0);
+    if (!e) e = ddp__cuda.cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, g->copy);
+    return ddp__cuda_check(e, "copying to the GPU");
+}
+
+static int gpu_copies_join(int i) {
+    const ddp_gpu *g = ddp__gpu(i);
+    if (!g) return ddp__pending();
+    cudaError_t e = ddp__cuda.cudaEventRecord(g->copied, g->copy);
+    if (!e) e = ddp__cuda.cudaStreamWaitEvent(g->compute, g->copied, 0);
+    return ddp__cuda_check(e, "copying to the GPU");
+}
+
+static const char *gpu_describe(int i, char *text, size_t n) {
+    struct cudaDeviceProp p;
+    int driver = 0;
+    if (ddp__cuda.cudaGetDeviceProperties(&p, i)) {
+        snprintf(text, n, "cuda:%d, which does not answer", i);
+        return text;
+    }
+    ddp__cuda.cudaDriverGetVersion(&driver);
+    snprintf(text, n, "%s, %.0f GB, compute capability %d.%d, driver for CUDA %d.%d", p.name,
+             (double)p.totalGlobalMem / 1e9, p.major, p.minor, driver / 1000, driver % 1000 / 10);
+    return text;
+}
+
+static int gpu_uuid(int i, unsigned char uuid[16]) {
+    struct cudaDeviceProp p;
+    int st = ddp__cuda_check(ddp__cuda.cudaGetDeviceProperties(&p, i), "cudaGetDeviceProperties");
+    if (st == 0) memcpy(uuid, &p.uuid, 16);
+    return st;
+}
+
+static ddp_device_type type = {
+    .size = sizeof(ddp_device_type),
+    .name = "cuda",
+    .lists = ddp__cuda_lists,
+    .alloc = ddp__gpu_alloc,
+    .release = ddp__gpu_release,
+    .copy = gpu_copy,
+    .zero = gpu_zero,
+    .wait = gpu_wait,
+    .host_alloc = ddp__pinned_alloc,
+    .host_release = ddp__pinned_release,
+    .copy_ahead = gpu_copy_ahead,
+    .copies_join = gpu_copies_join,
+    .stats = ddp__gpu_stats,
+    .reset_peak = ddp__gpu_reset_peak,
+    .empty_cache = ddp__gpu_empty_cache,
+    .fail_at = ddp__gpu_fail_at,
+    .describe = gpu_describe,
+    .uuid = gpu_uuid,
+};
+
+/* Why the runtime sees no GPU, in a sentence. */
+static void explain(cudaError_t e, char *why, size_t n) {
+    int driver = 0;
+    ddp__cuda.cudaDriverGetVersion(&driver);
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (e == cudaErrorInsufficientDriver && driver == 0)
+        snprintf(why, n, "no NVIDIA driver answers: install it until `nvidia-smi` lists a GPU, or compute on \"cpu\"");
+    else if (e == cudaErrorInsufficientDriver)
+        snprintf(why, n,
+                 "the NVIDIA driver is too old: it is for CUDA %d.%d, this build for CUDA %d.%d; update the driver",
+                 driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    else if (e == cudaErrorNoDevice && visible)
+        snprintf(why, n, "no GPU: CUDA_VISIBLE_DEVICES=%s names none that is here; `nvidia-smi -L` lists them",
+                 visible);
+    else if (e == cudaErrorNoDevice || e == cudaErrorStubLibrary)
+        snprintf(why, n, "no GPU: `nvidia-smi -L` must list one; in a container start it with --gpus all");
+    else
+        snprintf(why, n, "the CUDA runtime does not start: %s, %s", ddp__cuda.cudaGetErrorName(e),
+                 ddp__cuda.cudaGetErrorString(e));
+}
+
+DDP_API const ddp_device_type *ddp_plugin_device(char *why, size_t n, int *code);
+const ddp_device_type *ddp_plugin_device(char *why, size_t n, int *code) {
+    const char *missing = ddp__cuda_missing(DDP_LIB_CUDART);
+    int count = 0;
+    if (missing) {
+        snprintf(why, n, "%s", missing);
+        return NULL;
+    }
+    cudaError_t e = ddp__cuda.cudaGetDeviceCount(&count);
+    if (!e && count == 0) e = cudaErrorNoDevice;
+    *code = (int)e;
+    if (e) {
+        ddp__cuda.cudaGetLastError();
+        explain(e, why, n);
+        return NULL;
+    }
+    type.count = count < MAX_GPUS ? count : MAX_GPUS;
+    return &type;
+}

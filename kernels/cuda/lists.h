@@ -1,0 +1,9 @@
+/* lists.h -- the kernel lists of a GPU, in order of preference, NULL at the end. */
+#ifndef DDP_CUDA_LISTS_H
+#define DDP_CUDA_LISTS_H
+
+#include "../../core/op/op.h"
+
+DDP_LOCAL extern const ddp_kernel_list *const ddp__cuda_lists[];
+
+#endif
