@@ -147,7 +147,7 @@ static int enqueue(nccl_comm *n, const ddp_coll *c) {
 static int nccl_post(void *comm, const ddp_coll *c, void **out) {
     nccl_comm *n = comm;
     int st = ddp__coll_check(c);
-    const ddp_gpu *gpu = st < 0 ? NULL : ddp__gpu(n->gpu);
+    ddp_gpu *gpu = st < 0 ? NULL : ddp__gpu(n->gpu);
     ticket *t = gpu ? take_ticket(n) : NULL;
     if (!t) return ddp__pending();
     cudaError_t e = ddp__cuda.cudaEventRecord(t->begin, gpu->compute);
@@ -163,7 +163,7 @@ static int nccl_post(void *comm, const ddp_coll *c, void **out) {
 static int nccl_after(void *comm, const ddp_coll *c, void *p, double factor) {
     const nccl_comm *n = comm;
     const ticket *t = p;
-    const ddp_gpu *gpu = ddp__gpu(n->gpu);
+    ddp_gpu *gpu = ddp__gpu(n->gpu);
     if (!gpu) return ddp__pending();
     int st = ddp__cuda_check(ddp__cuda.cudaStreamWaitEvent(gpu->compute, t->end, 0), "collective");
     if (st < 0 || factor == 1 || c->count == 0) return st;
@@ -252,7 +252,7 @@ static int check_by_value(nccl_comm *n) {
                                    "larger shared memory (docker --shm-size=1g --ipc=host); NCCL_DEBUG=INFO says more";
     float *got = malloc(COUNT * sizeof *got), want = (float)n->size * (float)(n->size + 1) / 2;
     void *mem = ddp__gpu_alloc(n->gpu, COUNT * sizeof *got);
-    const ddp_gpu *gpu = ddp__gpu(n->gpu);
+    ddp_gpu *gpu = ddp__gpu(n->gpu);
     ddp_coll c = {.buf = mem, .count = COUNT, .dtype = DDP_F32, .weight = 1, .sig = {.kind = DDP_COLL_ALL_REDUCE}};
     walk_args a = {.p = {mem}, .n = COUNT, .attrs = {n->rank + 1}};
     void *t = NULL;
