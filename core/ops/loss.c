@@ -75,7 +75,7 @@ static int cross_entropy_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tenso
     const ddp_cross_entropy_grad_attrs *a = v->attrs;
     const ddp_meta *l = &v->in_meta[1];
     int dtype = (int)ddp__wide(l->dtype);
-    ddp_tensor *classes = ddp_arange(0, (double)l->size[1], 1, DDP_I64, DDP_CPU);
+    ddp_tensor *classes = ddp_arange(0, (double)l->size[1], 1, DDP_I64, l->device);
     int64_t shape[DDP_MAX_DIM], target_shape[DDP_MAX_DIM];
     for (int d = 0; d < l->ndim; d++) {
         shape[d] = d == 1 ? l->size[1] : 1;

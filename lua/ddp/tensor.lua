@@ -102,7 +102,7 @@ end
 local function like(name, fn)
   M[name .. "_like"] = function(t, opts)
     opts = base.options(name .. "_like", opts, MAKE_OPTIONS)
-    opts.dtype = opts.dtype or t:dtype()
+    opts.dtype, opts.device = opts.dtype or t:dtype(), opts.device or t:device()
     return fn(t:size(), opts)
   end
 end
