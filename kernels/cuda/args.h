@@ -21,4 +21,26 @@ typedef struct walk_args {
     double attrs[2]; /* what the kernel says */
 } walk_args;
 
+/* ---- reductions (reduce.cu) ---- */
+
+enum { LINE_DIMS = 8 };
+
+/* x as results, and what falls on each of them. Dims innermost first, at least one of each; strides of those that are not
+ * there are 0. */
+typedef struct reduce_args {
+    const void *x;
+    void *y;      /* results; of extremes NULL where only positions are wanted */
+    int64_t *ids; /* positions of extremes, or NULL */
+    void *part;   /* where splits > 1: what each split of a result's elements found, [outs][splits] */
+    int64_t outs, ins; /* results; elements of each */
+    double count;      /* sums are divided by it */
+    int32_t n_kept, n_gone;
+    int32_t splits;   /* blocks in y */
+    int32_t lanes;    /* rows: threads a result; columns: columns a block */
+    int32_t packed;   /* runs may be read as one */
+    int32_t smallest; /* of extremes */
+    int64_t kept_size[LINE_DIMS], kept_stride[LINE_DIMS], kept_at[LINE_DIMS]; /* strides in x and among the results */
+    int64_t gone_size[LINE_DIMS], gone_stride[LINE_DIMS];
+} reduce_args;
+
 #endif
