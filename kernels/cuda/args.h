@@ -43,4 +43,21 @@ typedef struct reduce_args {
     int64_t gone_size[LINE_DIMS], gone_stride[LINE_DIMS];
 } reduce_args;
 
+/* ---- lines along one dim (softmax.cu) ---- */
+
+/* Operands are 0: the result, 1 and 2: in[0], in[1]. Strides and steps in elements. */
+typedef struct lines_args {
+    const void *in[2];
+    void *out;
+    int64_t n, lines; /* elements of a line; lines */
+    int64_t step[3];  /* from one element of a line to the next */
+    int32_t ndim;     /* of the other dims, innermost first */
+    int32_t across;   /* lines lie side by side, their elements apart: lanes columns a block; else lanes threads a line */
+    int32_t lanes;
+    int32_t packed;    /* runs may be read as one */
+    int32_t logarithm; /* log softmax */
+    int32_t unused;
+    int64_t size[LINE_DIMS], stride[3][LINE_DIMS];
+} lines_args;
+
 #endif
