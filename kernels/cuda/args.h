@@ -60,4 +60,29 @@ typedef struct lines_args {
     int64_t size[LINE_DIMS], stride[3][LINE_DIMS];
 } lines_args;
 
+/* ---- cross-entropy (loss.cu) ---- */
+
+/* Lines are the logits of one target. Operands are 0: losses or dlogits, 1: logits, 2: targets, 3: g. */
+typedef struct loss_args {
+    void *out;
+    const void *x;
+    const int64_t *target;
+    const void *g;   /* NULL: a number, */
+    double g_number; /* this one */
+    void *part;      /* what each block of many found: the sum of its losses, */
+    int64_t *counts; /* how many of its targets are not ignored */
+    int64_t *fault;  /* ddp__cuda_fault_word */
+    int64_t n, lines; /* classes; targets */
+    int64_t step[2];  /* from one class to the next */
+    int64_t ignore;
+    double smoothing;
+    int32_t reduction; /* 0 none, 1 mean, 2 sum */
+    int32_t parts;     /* of part and counts; of a gradient 0: nobody has counted */
+    int32_t op;        /* for fault_at */
+    int32_t ndim;      /* of the other dims, innermost first */
+    int32_t across, lanes, packed; /* as lines_args */
+    int32_t unused;
+    int64_t size[LINE_DIMS], stride[4][LINE_DIMS];
+} loss_args;
+
 #endif

@@ -25,6 +25,13 @@ static inline int ddp__power_of_two(int64_t n, int most) {
 /* Threads for a line of n runs: a power of two up to 32, or the block. */
 static inline int ddp__line_lanes(int64_t n) { return n >= 512 ? LINE_THREADS : ddp__power_of_two(n, 32); }
 
+/* Columns a block where n lines of `length` elements lie side by side; the block's other threads share the lines. */
+static inline int ddp__line_columns(int64_t n, int64_t length) {
+    int width = ddp__power_of_two(n, 32);
+    while (width < LINE_THREADS && width < n && LINE_THREADS / width > length) width *= 2;
+    return width;
+}
+
 /* Numbers stay in host memory: kernels that read through pointers do not take them. */
 DDP_LOCAL const char *ddp__cuda_no_numbers(const ddp_call *c);
 

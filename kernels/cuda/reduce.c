@@ -114,8 +114,7 @@ static ddp_grid rows_grid(reduce_args *a, int run) {
 
 static ddp_grid columns_grid(reduce_args *a, int run) {
     int64_t runs = a->kept_size[0] / (a->packed ? run : 1), outer = a->outs / a->kept_size[0];
-    a->lanes = ddp__power_of_two(runs, 32);
-    while (a->lanes < LINE_THREADS && a->lanes < runs && LINE_THREADS / a->lanes > a->ins) a->lanes *= 2;
+    a->lanes = ddp__line_columns(runs, a->ins);
     int64_t x = ddp__ceil_div(runs, a->lanes), z = outer < 65535 ? outer : 65535;
     a->splits = splits_of(x * z, a->ins / (LINE_THREADS / a->lanes), 4);
     return (ddp_grid){(unsigned)x, (unsigned)a->splits, (unsigned)z, LINE_THREADS, 0};

@@ -47,12 +47,8 @@ static ddp_grid grid_of(lines_args *a, int n, ddp_dtype d) {
     int64_t most = 4 * FULL_GPU;
     a->across = a->ndim > 0 && a->stride[1][0] < a->step[1];
     a->packed = packed(a, n, run, ddp__dtype_bytes[d]);
-    if (a->across) {
-        a->lanes = ddp__power_of_two(a->lines, 32);
-        while (a->lanes < LINE_THREADS && a->lanes < a->lines && LINE_THREADS / a->lanes > a->n) a->lanes *= 2;
-    } else {
-        a->lanes = ddp__line_lanes(a->n / (a->packed ? run : 1));
-    }
+    if (a->across) a->lanes = ddp__line_columns(a->lines, a->n);
+    else a->lanes = ddp__line_lanes(a->n / (a->packed ? run : 1));
     int64_t blocks = ddp__ceil_div(a->lines, a->across ? a->lanes : LINE_THREADS / a->lanes);
     return (ddp_grid){(unsigned)(blocks < most ? blocks : most), 1, 1, LINE_THREADS, 0};
 }

@@ -85,4 +85,12 @@ template <class T, class FN, int VALUES, class ARGS> static __device__ __forcein
     }
 }
 
+/* The same where lines are not held anyway. */
+template <class T, class FN, class ARGS> static __device__ __forceinline__ void by_lines_again(const ARGS &a) {
+    __shared__ WIDE(T) slots[LINE_THREADS];
+    if (a.across) FN::template go<column_team, 1, 0>(a, column_team(a.lanes), slots);
+    else if (a.packed) FN::template go<row_team, run_of<T>::n, 0>(a, row_team(a.lanes), slots);
+    else FN::template go<row_team, 1, 0>(a, row_team(a.lanes), slots);
+}
+
 #endif
