@@ -491,7 +491,7 @@ static const struct {
 int main(void) {
     static const char *const modes[] = {"lazy", "eager", "random DDP_DOUBLE_SEED=1", "random DDP_DOUBLE_SEED=2",
                                         "random DDP_DOUBLE_SEED=3"};
-    char title[200], variables[200];
+    char title[200], variables[300];
     use_test_kernels();
     for (size_t i = 0; i < sizeof works / sizeof *works; i++)
         for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
