@@ -116,4 +116,21 @@ typedef struct norm_args {
     int32_t sums_wide; /* dweight, dbias are */
 } norm_args;
 
+/* ---- layer normalisation (layer_norm.cu) ---- */
+
+/* Rows of n elements side by side; vectors too (their step is 1). */
+typedef struct layer_norm_args {
+    const void *in[2]; /* x; backward: g, x */
+    void *out;         /* y; dx */
+    int64_t rows, n;
+    int64_t share; /* rows of a block, where columns are added up apart from dx */
+    channel_vector weight, bias;
+    void *mean, *rstd;     /* [rows], wide; forward writes them */
+    void *part;            /* [parts][2][n], wide: sums of g xhat and of g */
+    void *dweight, *dbias; /* [n] */
+    double eps;
+    int32_t parts, lanes, packed;
+    int32_t sums_wide; /* dweight, dbias are */
+} layer_norm_args;
+
 #endif
