@@ -69,7 +69,7 @@ static bool synchronous(void) {
 
 int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g) {
     if (g.x == 0 || g.y == 0 || g.z == 0) return 0;
-    const ddp_gpu *gpu = ddp__gpu_of(c);
+    ddp_gpu *gpu = ddp__gpu_of(c);
     if (!gpu) return ddp__pending();
     cudaKernel_t f = atomic_load_explicit(&ready[k], memory_order_acquire);
     if (!f) {
@@ -83,11 +83,10 @@ int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g) {
     ddp__recent_add(c->op->name, table[k].name);
     cudaError_t e = ddp__cuda.cudaLaunchKernel((const void *)f, (dim3){g.x, g.y, g.z}, (dim3){g.threads, 1, 1}, &one,
                                                g.shared, gpu->compute);
-    if (!e && synchronous()) e = ddp__cuda.cudaStreamSynchronize(gpu->compute);
-    if (!e) return 0;
+    if (!e && !synchronous()) return 0;
     char what[160];
     snprintf(what, sizeof what, "%s (kernel %s)", c->op->name, table[k].name);
-    return ddp__cuda_check(e, what);
+    return e ? ddp__cuda_check(e, what) : ddp__gpu_wait(gpu, what);
 }
 
 /* ---- grids ---- */
