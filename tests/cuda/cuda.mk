@@ -42,7 +42,31 @@ $(eval $(call emu_test,emu_plain,$(EMU_OPT)))
 $(eval $(call emu_test,emu_address,-O1 -fsanitize=address))
 $(eval $(call emu_test,emu_thread,-O1))
 
-CUDA_DOUBLE := $(if $(wildcard kernels/cuda/kernels.def),$(CD)/libddp_emulated.so) $(patsubst %,$(CD)/emu_%/test_emu,plain address thread)
+# ---- the double ---------------------------------------------------------------------------------------------------
+# Sonames are the toolkit's: the major of its headers.
+DOUBLE := tests/cuda/double
+CUDA_MAJOR := $(shell sed -nE 's/^.define CUDART_VERSION +([0-9]+)[0-9]{3}$$/\1/p' $(CUDA_INC) /dev/null)
+DOUBLE_FLAGS := -std=c11 -D_GNU_SOURCE -O3 -march=native -ffp-contract=off -g -fPIC -fvisibility=hidden -Wall -Wextra $(WERROR) -MMD -MP -I$(CD)/gen -isystem $(dir $(CUDA_INC))
+DOUBLE_LINK := $(CC) -shared $(EMU_SAN) $(if $(EMU_SAN),,-Wl$(comma)-z$(comma)defs) -Wl,-z,nodelete -Wl,-rpath,'$$ORIGIN' -L$(CD)
+CUDART_SRC := config memory pinned stream graph cudart_memory cudart_stream cudart_kernel cudart_device
+
+$(CD)/gen/error_names.h: $(dir $(CUDA_INC))driver_types.h
+	@mkdir -p $(@D)
+	sed -nE 's/^ +(cuda(Success|Error[A-Za-z0-9]+)) *= *[0-9]+.*/{\1, "\1"},/p' $< > $@
+$(CD)/obj/double/%.o: $(DOUBLE)/%.c | $(CD)/gen/error_names.h
+	@mkdir -p $(@D)
+	$(CC) $(DOUBLE_FLAGS) $(EMU_SAN) -c $< -o $@
+$(CD)/libcudart.so.$(CUDA_MAJOR): $(CUDART_SRC:%=$(CD)/obj/double/%.o)
+	$(DOUBLE_LINK) -Wl,-soname,$(@F) -o $@ $^ -ldl -lpthread
+	@ln -sf $(@F) $(CD)/libcudart.so
+
+# The double's own tests, on the test kernels of the emulator.
+$(CD)/libtest_emulated.so: $(patsubst %,$(CD)/emu_plain/%.o,emu fiber entries test_kernels)
+	$(CXX) -shared -o $@ $^
+$(CD)/test_cudart: tests/cuda/test_cudart.c tests/cuda/child.h $(CD)/libcudart.so.$(CUDA_MAJOR) $(CD)/libtest_emulated.so
+	$(CC) $(filter-out -MMD -MP,$(DOUBLE_FLAGS)) -O1 -o $@ $< -L$(CD) -Wl,-rpath,'$$ORIGIN' -lcudart -lm
+
+CUDA_DOUBLE := $(CD)/test_cudart $(CD)/libcudart.so.$(CUDA_MAJOR) $(if $(wildcard kernels/cuda/kernels.def),$(CD)/libddp_emulated.so) $(patsubst %,$(CD)/emu_%/test_emu,plain address thread)
 
 cuda-double: $(if $(HAVE_CUDA_TESTS),$(CUDA_DOUBLE)) ## the test double of NVIDIA's libraries, into build/cuda-double
 	@$(if $(HAVE_CUDA_TESTS),true,echo "cuda-double: not built: it needs g++ on x86-64 and CUDA's headers (CUDA_HOME=$(CUDA_HOME))")
