@@ -9,6 +9,8 @@
 #include "../base/base.h"
 
 struct ddp_kernel_list; /* op/op.h */
+struct ddp_call;        /* op/op.h */
+struct ddp_tensor;      /* tensor/tensor.h */
 
 typedef struct ddp_device_type {
     unsigned size; /* sizeof(ddp_device_type): both sides agree */
@@ -39,6 +41,8 @@ typedef struct ddp_device_type {
     void (*reset_peak)(int i);
     void (*empty_cache)(int i);
     void (*fail_at)(int64_t k); /* tests: the k-th allocation from now fails */
+    /* NaN and infinities among the elements of t, which is floating and was made by or given to c. Waits for the device. */
+    int (*count_bad)(const struct ddp_call *c, const struct ddp_tensor *t, int64_t count[2]);
     /* What GPU i is, in words ("NVIDIA H200, 141 GB, driver 580.65, CUDA 13.0"); returns text. */
     const char *(*describe)(int i, char *text, size_t n);
     /* 16 bytes that no other GPU has; a status. */

@@ -191,6 +191,7 @@ static ddp_device_type type = {
     .reset_peak = ddp__gpu_reset_peak,
     .empty_cache = ddp__gpu_empty_cache,
     .fail_at = ddp__gpu_fail_at,
+    .count_bad = ddp__gpu_count_bad,
     .describe = gpu_describe,
     .uuid = gpu_uuid,
 };
