@@ -70,6 +70,8 @@ DDP_LOCAL ddp_grid ddp__grid(int64_t n, int per);
 DDP_LOCAL ddp_grid ddp__grid_rows(int64_t n, unsigned threads);
 /* Queues kernel k with its one argument, for c; a status. Nothing when the grid is empty. */
 DDP_LOCAL int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g);
+/* The same where there is no call: on a GPU, for `op` (a string that stays). */
+DDP_LOCAL int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, ddp_grid g);
 
 /* ddp__launch_<name>(c, [dtype,] args, grid), typed. */
 #define FAMILY(f)

@@ -77,6 +77,20 @@ ddp_gpu *ddp__gpu_of(const ddp_call *c) {
     return NULL;
 }
 
+/* ---- failures of other ranks ---- */
+
+/* After a failure of another rank what is queued here ends, or is ended, without a right result. */
+static struct {
+    atomic_int status;
+    char text[512];
+} poison[MAX_GPUS];
+
+static void gpu_poison(int i, int status, const char *text) {
+    if (atomic_load(&poison[i].status)) return;
+    snprintf(poison[i].text, sizeof poison[i].text, "%s", text);
+    atomic_store(&poison[i].status, status);
+}
+
 /* ---- ids out of range, noted by kernels ---- */
 
 static _Atomic(const char *) op_names[DDP_OP_COUNT]; /* of those that note */
@@ -113,6 +127,8 @@ static int raise_fault(ddp_gpu *g) {
 int ddp__gpu_wait(ddp_gpu *g, const char *what) {
     int st = ddp__cuda_check(ddp__cuda.cudaStreamSynchronize(g->compute), what);
     if (st < 0) return st;
+    if (atomic_load(&poison[g->index].status))
+        return ddp__fail(atomic_load(&poison[g->index].status), "%s", poison[g->index].text);
     ddp__recent_clear();
     return raise_fault(g);
 }
@@ -194,6 +210,8 @@ static ddp_device_type type = {
     .count_bad = ddp__gpu_count_bad,
     .describe = gpu_describe,
     .uuid = gpu_uuid,
+    .poison = gpu_poison,
+    .coll = &ddp__nccl,
 };
 
 /* Why the runtime sees no GPU, in a sentence. */

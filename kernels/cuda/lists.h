@@ -2,8 +2,11 @@
 #ifndef DDP_CUDA_LISTS_H
 #define DDP_CUDA_LISTS_H
 
+#include "../../core/comm/device_coll.h"
 #include "../../core/op/op.h"
 
 DDP_LOCAL extern const ddp_kernel_list *const ddp__cuda_lists[];
+/* kernels/nccl: collectives between GPUs. */
+DDP_LOCAL extern const ddp_device_coll ddp__nccl;
 
 #endif
