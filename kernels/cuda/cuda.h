@@ -84,5 +84,7 @@ DDP_LOCAL int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_g
 
 /* Operands side by side: t[0] the result; the others broadcast to it, numbers stay numbers. `vector` bytes of alignment where dense. */
 DDP_LOCAL void ddp__cuda_walk(walk_args *a, int n, ddp_tensor *const *t);
+/* dst = src, broadcast, in dst's dtype and layout: one launch. */
+DDP_LOCAL int ddp__cuda_copy(const ddp_call *c, ddp_tensor *dst, const ddp_tensor *src);
 
 #endif
