@@ -21,6 +21,38 @@ typedef struct walk_args {
     double attrs[2]; /* what the kernel says */
 } walk_args;
 
+/* ---- matrix products (matmul.cu) ---- */
+
+/* y[..., M, N] = a[..., M, K] b[..., K, N]; of linear maps act(that + bias) + residual, and pre = that + bias. */
+enum { PRODUCT_DIMS = 6, PRODUCT_TILE = 64, PRODUCT_DEPTH = 16, PRODUCT_THREADS = 256 };
+typedef struct matmul_args {
+    const void *a, *b;
+    const void *bias, *residual; /* [N]; row-major as y. NULL: none */
+    void *y, *pre;               /* pre: row-major as y. NULL: not kept */
+    int64_t M, N, K;
+    int64_t am, ak, bk, bn, ym, yn, bias_stride;
+    int64_t batches;
+    int32_t batch_dims, act; /* act as the attribute of linear_act */
+    int64_t size[PRODUCT_DIMS];
+    int64_t sa[PRODUCT_DIMS], sb[PRODUCT_DIMS], sy[PRODUCT_DIMS]; /* 0 where broadcast */
+} matmul_args;
+
+/* Where the matrices of each batch begin: three lists of p.batches pointers, of b, a and y. */
+typedef struct product_pointers_args {
+    matmul_args p;
+    void **out;
+    int32_t in_bytes, y_bytes; /* of an element */
+} product_pointers_args;
+
+/* Over rows x columns, row-major: pre = z + bias, y = act(pre) + residual. */
+typedef struct bias_args {
+    const void *z; /* in what the dtype is summed in; may be y or pre where that is the dtype */
+    const void *bias, *residual;
+    void *pre, *y;
+    int64_t rows, columns, bias_stride;
+    int32_t act, vector; /* vector: bias dense, all of them aligned and columns a multiple of 16 bytes */
+} bias_args;
+
 /* ---- reductions (reduce.cu) ---- */
 
 enum { LINE_DIMS = 8 };
