@@ -167,5 +167,6 @@ help: ## this list
 
 .PHONY: all deps deps-check demo install test test-san check lint format bench roofline clean help
 .SECONDARY: $(CUDA_IMAGES:.o=.fatbin)
+include tests/cuda/cudnn.mk
 .SUFFIXES:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

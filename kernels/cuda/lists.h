@@ -5,5 +5,6 @@
 #include "../../core/op/op.h"
 
 DDP_LOCAL extern const ddp_kernel_list *const ddp__cuda_lists[];
+DDP_LOCAL extern const ddp_kernel_list ddp__cudnn_list; /* kernels/cudnn */
 
 #endif
