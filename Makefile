@@ -111,6 +111,8 @@ $(B)/pkgconfig/ddp.pc: vendor/ddp.pc.in vendor/ddp-host.pc.in
 	@mkdir -p $(@D)
 	for p in ddp ddp-host; do sed -e 's|@PREFIX@|$(CURDIR)|' -e 's|^libdir=.*|libdir=$(CURDIR)/$(B)|' -e 's|^includedir=.*|includedir=$(CURDIR)/core -I$(CURDIR)/$(B)/gen|' vendor/$$p.pc.in > $(@D)/$$p.pc; done
 
+include tests/cuda/cuda.mk tests/cuda/cudnn.mk
+
 # ---- using -------------------------------------------------------------------------------------------------------------
 demo: ## install what is missing, build, train ResNet-20 on digits on two ranks
 	@vendor/need.sh --install build
@@ -167,6 +169,5 @@ help: ## this list
 
 .PHONY: all deps deps-check demo install test test-san check lint format bench roofline clean help
 .SECONDARY: $(CUDA_IMAGES:.o=.fatbin)
-include tests/cuda/cudnn.mk
 .SUFFIXES:
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,10 +1,10 @@
 #!/bin/bash
 # run.sh BUILD [GROUP...] -- runs the tests of a build tree, each file in a process of its own with a timeout, and ends with
-# `N passed, N failed, N skipped`, where N counts cases. Groups: c ops lua dist (default: all). Status 1 on a failure, or
+# `N passed, N failed, N skipped`, where N counts cases. Groups: c ops lua dist cuda (default: all). Status 1 on a failure, or
 # when nothing ran. A file prints `ok NAME`, `not ok NAME: why` or `skip NAME: why`, one a line.
 cd "$(dirname "$0")/.." || exit 2
 B=$PWD/${1:-build}; shift
-groups=${*:-c ops lua dist}
+groups=${*:-c ops lua dist cuda}
 LIMIT=${DDP_TEST_LIMIT:-300}
 export DDP_LIB=$B DDP_BUILD=$B
 export LUA_PATH="$PWD/lua/?.lua;$PWD/lua/?/init.lua;$B/lua/?.lua;$PWD/tests/lua/?.lua;$PWD/tests/harness/?.lua;$PWD/tests/ops/?.lua;$PWD/tests/golden/?.lua;;"
@@ -72,6 +72,17 @@ for group in $groups; do
       for src in tests/lua/test_*.lua tests/golden/test_*.lua; do [ -e "$src" ] && run "$src" env ${PRELOAD:+LD_PRELOAD=$PRELOAD} luajit "$src"; done ;;
     dist)
       for src in tests/dist/*.sh; do run "$src" bash "$src"; done ;;
+    cuda)
+      # On the test double: without CUDA's headers there is none.
+      if [ ! -e "$B/cuda-double/libcudart.so" ]; then
+        echo "skip tests/cuda: no test double (make cuda-double; it needs g++ on x86-64 and CUDA's headers)" > "$out"; count tests/cuda 0; continue
+      fi
+      export TSAN_OPTIONS=atexit_sleep_ms=0
+      for exe in "$B"/cuda-double/test_* "$B"/cuda-double/emu_*/test_emu; do
+        case $exe in *.[a-z]*) continue ;; esac
+        run "${exe#"$PWD/"}" "$exe"
+      done
+      for src in tests/cuda/*.sh; do [ -e "$src" ] && run "$src" bash "$src"; done ;;
   esac
 done
 echo "$passed passed, $failed failed, $skipped skipped"

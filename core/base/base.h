@@ -23,8 +23,8 @@ typedef struct ddp_saved_error {
     int status;
     char *text; /* owned */
 } ddp_saved_error;
-void ddp__error_save(ddp_saved_error *e);
-void ddp__error_restore(ddp_saved_error *e);
+DDP_API void ddp__error_save(ddp_saved_error *e);
+DDP_API void ddp__error_restore(ddp_saved_error *e);
 
 /* ---- forks (error.c) --------------------------------------------------------------------------------------------
  * Threads, locks and the place in the job do not survive fork(): from this call on, a child that is forked gets

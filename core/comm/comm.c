@@ -57,6 +57,13 @@ int ddp__coll_run(ddp_coll *coll, ddp_req **req) {
     ddp_req *r = NULL;
     coll->sig.reduce = coll->reduce;
     coll->sig.root = coll->root;
+    coll->sig.on_device = coll->device != DDP_CPU;
+    if (coll->device != DDP_CPU && !(e->caps & DDP_CAP_DEVICE))
+        return ddp__fail(
+            DDP_EDEVICE,
+            "collective on %s: engine %s moves host memory only; start with --engine nccl (or auto), or move it "
+            "with :to(\"cpu\")",
+            DDP_DEVICE_TEXT(coll->device), e->name);
     memcpy(coll->sig.where, where, sizeof where);
     ddp_fault_do fault = DDP_FAULT_NONE;
     int st = ddp__fault_at_collective(&coll->sig, &fault);
@@ -156,6 +163,7 @@ int ddp__in_place(ddp_coll_kind kind, const char *what, ddp_tensor *t, int reduc
     if (!w->dense) st = ddp__pending();
     if (st == 0 && ddp__size_here() > 1) {
         ddp_coll c = ddp__coll(kind, NULL, ddp__ptr(w->dense), t->numel, t->m.dtype, name);
+        c.device = t->m.device;
         c.reduce = reduce;
         c.root = root;
         st = ddp__coll_run(&c, &w->req);
@@ -217,6 +225,7 @@ static int run_op(const ddp_call *c) {
     ddp_coll coll = ddp__coll(gather ? DDP_COLL_ALL_GATHER : DDP_COLL_REDUCE_SCATTER, ddp__ptr(in), ddp__ptr(c->out[0]),
                               gather ? in->numel : c->out[0]->numel, in->m.dtype, NULL);
     if (!gather) coll.reduce = (int)((const ddp_reduce_scatter_attrs *)c->attrs)->op;
+    coll.device = in->m.device;
     st = ddp__coll_run(&coll, NULL);
     ddp__drop(in);
     return st;
@@ -231,6 +240,7 @@ static int start(ddp_coll *c, ddp_tensor *in, ddp_tensor *out, ddp_work **work) 
     w->t = w->dense = ddp_retain(out);
     w->in = ddp__meta_is_rowmajor(&in->m) ? ddp_retain(in) : ddp_keep(ddp_clone(in, 0));
     c->in = w->in ? ddp__ptr(w->in) : NULL;
+    c->device = out->m.device;
     w->status = !w->in ? ddp__pending() : ddp__size_here() > 1 ? ddp__coll_run(c, &w->req) : ddp_copy_(out, w->in);
     if (w->status == 0 && work) {
         *work = w;
@@ -248,6 +258,9 @@ static int check_into(const char *what, const ddp_tensor *out, const ddp_tensor 
     if (!out || !x) return ddp__fail(DDP_ENULL, "%s: no tensor", what);
     int st = ddp__job_ready(what);
     if (st < 0) return st;
+    if (out->m.device != x->m.device)
+        return ddp__fail(DDP_EDEVICE, "%s: out is on %s, x on %s", what, DDP_DEVICE_TEXT(out->m.device),
+                         DDP_DEVICE_TEXT(x->m.device));
     if (out->m.dtype != x->m.dtype)
         return ddp__fail(DDP_EDTYPE, "%s: out is %s, x %s", what, ddp_dtype_name(out->m.dtype),
                          ddp_dtype_name(x->m.dtype));

@@ -32,6 +32,8 @@ typedef enum ddp_coll_kind {
 /* What each rank shows the others before data moves. Fixed size, compared byte for byte up to `name`'s end. */
 typedef struct ddp_signature {
     int32_t kind, reduce, root, dtype;
+    int32_t on_device; /* 1: memory of a GPU */
+    int32_t unused;
     int64_t count;  /* elements of the input */
     char name[48];  /* bucket or the user's name, "" when none */
     char where[96]; /* the user's line; not compared */
@@ -48,6 +50,7 @@ typedef struct ddp_coll {
     void *buf;
     int64_t count;
     ddp_dtype dtype;
+    int device; /* where in and buf lie; with CAP_DEVICE also on a GPU */
     int reduce; /* DDP_SUM, DDP_MEAN, DDP_MIN, DDP_MAX */
     int root;
     double weight;     /* with CAP_WEIGHTED and MEAN: result = sum(w*x) / sum(w); 1 by default; 0: contributes nothing.
@@ -88,10 +91,15 @@ typedef struct ddp_engine {
     int (*health)(ddp_comm *c);                  /* 0, or the status that killed it; error text set */
     void (*abort)(ddp_comm *c, const char *why); /* from any thread, idempotent: wakes all ranks */
     void (*destroy)(ddp_comm *c, int graceful);
+    /* With CAP_DEVICE, the same as alloc and dealloc for memory of a GPU (DDP_CUDA(i)). */
+    int (*alloc_on)(ddp_comm *c, int device, size_t bytes, void **out);
+    void (*dealloc_on)(ddp_comm *c, int device, void *p, size_t bytes);
 } ddp_engine;
 
 extern const ddp_engine ddp__engine_shm;
 DDP_LOCAL const ddp_engine *ddp__engine_hier(void);
+/* "nccl": GPU memory by NCCL, host memory and all that ranks tell one another by `host` (gpu.c). */
+DDP_LOCAL const ddp_engine *ddp__engine_gpu(const ddp_engine *host);
 /* The engine called `name` (NULL, "" and auto: the best one for these ranks) for a world of `size` ranks, `local_size` of
  * them on this host. Plug-ins are loaded from the folder of libddp. Refuses what is unknown, not built or unusable. */
 DDP_LOCAL int ddp__pick_engine(const char *name, int size, int local_size, const ddp_engine **out);
@@ -108,7 +116,7 @@ DDP_LOCAL const char *ddp__signature_call(const ddp_signature *s, uint32_t seq, 
 static inline uint32_t ddp__number(const ddp_coll *k, uint32_t seq) { return k->number ? k->number : seq; }
 
 /* What an engine asks before it takes c: 0, or DDP_EDTYPE for a mean of whole numbers. */
-DDP_LOCAL int ddp__coll_check(const ddp_coll *c);
+DDP_API int ddp__coll_check(const ddp_coll *c);
 
 /* What errors call rank r of b. */
 static inline int ddp__called(const ddp_boot *b, int r) { return b->called ? b->called[r] : r; }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../mem/device.h"
 #include "engine.h"
 
 /* libddp_STEM.so beside this library, "" when there is none. */
@@ -65,14 +66,18 @@ static int load_mpi(const ddp_engine **out) {
 int ddp__pick_engine(const char *name, int size, int local_size, const ddp_engine **out) {
     int st = 0;
     char why[256] = "";
-    if (!name || !*name || strcmp(name, "auto") == 0) name = local_size == size || !is_there("gloo") ? "shm" : "hier";
+    bool any = !name || !*name || strcmp(name, "auto") == 0, gpus = name && strcmp(name, "nccl") == 0;
+    if (gpus && !ddp__device(DDP_CUDA(0), "init: engine nccl")) return ddp__pending();
+    if (any && ddp__gpus(NULL, 0) > 0) gpus = true;
+    if (any || gpus) name = local_size == size || !is_there("gloo") ? "shm" : "hier";
     if (strcmp(name, "shm") == 0) *out = &ddp__engine_shm;
     else if (strcmp(name, "hier") == 0) *out = ddp__engine_hier();
     else if (strcmp(name, "gloo") == 0) st = load("gloo", "gloo", "libgloo", "libgloo-dev", out);
     else if (strcmp(name, "mpi") == 0) st = load_mpi(out);
-    else st = ddp__fail(DDP_EINVAL, "init: engine \"%s\", expected auto, shm, gloo, mpi or hier", name);
+    else st = ddp__fail(DDP_EINVAL, "init: engine \"%s\", expected auto, shm, gloo, mpi, hier or nccl", name);
     if (st < 0) return st;
     if ((*out)->probe && (*out)->probe(why, sizeof why) != 0)
         return ddp__fail(DDP_ENOSUP, "init: engine %s cannot work here: %s", (*out)->name, why);
+    if (gpus) *out = ddp__engine_gpu(*out);
     return 0;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../mem/device.h"
 #include "comm.h"
 
 static ddp_group *all_groups;
@@ -244,15 +245,16 @@ int ddp_recv(ddp_tensor *t, int from, const char *name, ddp_work **work) {
 }
 
 /* A part each way: both are posted before either is waited for. */
-static int swap_with(int peer, void *mine, void *theirs, int64_t n, ddp_dtype dtype, const char *name) {
+static int swap_with(int peer, void *mine, void *theirs, int64_t n, const ddp_meta *m, const char *name) {
     ddp_group *g = pair_with("all_to_all", peer);
     if (!g) return ddp__pending();
     ddp_group *before = ddp_group_use(g);
     ddp_req *req[2] = {NULL, NULL};
     int st = 0;
     for (int root = 0; root < 2 && st == 0; root++) {
-        ddp_coll c = ddp__coll(DDP_COLL_BROADCAST, NULL, root == g->rank ? mine : theirs, n, dtype, name);
+        ddp_coll c = ddp__coll(DDP_COLL_BROADCAST, NULL, root == g->rank ? mine : theirs, n, m->dtype, name);
         c.root = root;
+        c.device = m->device;
         st = ddp__coll_run(&c, &req[root]);
     }
     for (int i = 0; i < 2; i++) {
@@ -272,6 +274,9 @@ int ddp_all_to_all_into(ddp_tensor *out, ddp_tensor *x, const char *name) {
     if (x->m.ndim == 0 || x->m.size[0] % size)
         return ddp__fail(DDP_ESHAPE, "all_to_all: x is %s: its first size must divide into %d ranks",
                          DDP_SHAPE_TEXT(&x->m), size);
+    if (out->m.device != x->m.device)
+        return ddp__fail(DDP_EDEVICE, "all_to_all: out is on %s, x on %s", DDP_DEVICE_TEXT(out->m.device),
+                         DDP_DEVICE_TEXT(x->m.device));
     if (out->m.dtype != x->m.dtype || !ddp__meta_same_size(&out->m, &x->m) || !ddp__meta_is_rowmajor(&out->m))
         return ddp__fail(DDP_ESHAPE, "all_to_all: out is %s %s, x %s %s, expected alike, out contiguous",
                          ddp_dtype_name(out->m.dtype), DDP_SHAPE_TEXT(&out->m), ddp_dtype_name(x->m.dtype),
@@ -280,10 +285,13 @@ int ddp_all_to_all_into(ddp_tensor *out, ddp_tensor *x, const char *name) {
     if (!in) return ddp__pending();
     int64_t n = x->numel / size, bytes = n * ddp__dtype_bytes[x->m.dtype];
     char *from = ddp__ptr(in), *to = ddp__ptr(out);
-    if (n > 0) memcpy(to + me * bytes, from + me * bytes, (size_t)bytes);
+    int device = x->m.device;
+    if (n > 0 && device == DDP_CPU) memcpy(to + me * bytes, from + me * bytes, (size_t)bytes);
+    else if (n > 0)
+        st = ddp__device_of(device)->copy(to + me * bytes, device, from + me * bytes, device, (size_t)bytes);
     for (int p = 0; p < size && st == 0 && n > 0; p++) {
         int peer = ddp__job.group ? ddp__job.group->ranks[p] : p;
-        if (p != me) st = swap_with(peer, from + p * bytes, to + p * bytes, n, x->m.dtype, name ? name : "all_to_all");
+        if (p != me) st = swap_with(peer, from + p * bytes, to + p * bytes, n, &in->m, name ? name : "all_to_all");
     }
     ddp__drop(in);
     if (st == 0) ddp_mark_written(out);

@@ -135,18 +135,21 @@ int ddp_reducer_used(const ddp_reducer *r, int i) { return r && i >= 0 && i < r-
 
 /* ---- hooks ---- */
 
+static int make_flags(ddp_reducer *r) {
+    if (r->flags.mem) return 0;
+    r->flags = (bucket){.count = r->n + TAIL_MORE, .dtype = DDP_F32};
+    r->flags.mem = calloc((size_t)r->flags.count, sizeof(float));
+    return r->flags.mem ? 0 : ddp__fail(DDP_ENOMEM, "reducer: out of memory");
+}
+
 int ddp_reducer_set_hook(ddp_reducer *r, int64_t id) {
     if (ddp__pending()) return ddp__pending();
     if (!r) return ddp__fail(DDP_ENULL, "reducer: none");
     if (r->round) return ddp__fail(DDP_ESTATE, "reducer: a hook comes between reductions");
     if (r->buckets && r->buckets[0].narrow) return ddp__fail(DDP_ENOSUP, "reducer: a hook besides compression");
-    if (!r->flags.mem) {
-        r->flags = (bucket){.count = r->n + TAIL_MORE, .dtype = DDP_F32};
-        r->flags.mem = calloc((size_t)r->flags.count, sizeof(float));
-        if (!r->flags.mem) return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
-    }
-    r->hook = id;
-    return 0;
+    int st = make_flags(r);
+    if (st == 0) r->hook = id;
+    return st;
 }
 
 int ddp_reducer_hook_bucket(const ddp_reducer *r) { return r ? r->hook_bucket : -1; }
@@ -159,7 +162,7 @@ ddp_tensor *ddp_reducer_bucket(const ddp_reducer *r, int k) {
         return NULL;
     }
     const bucket *b = &r->buckets[k];
-    return ddp_from_blob(b->mem, 1, (int64_t[]){b->tail}, NULL, (int)b->dtype, DDP_CPU, NULL, NULL);
+    return ddp_from_blob(b->mem, 1, (int64_t[]){b->tail}, NULL, (int)b->dtype, r->device, NULL, NULL);
 }
 
 /* ---- construction ---- */
@@ -236,19 +239,19 @@ static int fill_bucket(ddp_reducer *r, int i, size_t limit, bucket *b) {
         b->count += (s->param->numel + 15) / 16 * 16; /* views begin on cache lines */
     }
     b->tail = b->count;
-    b->count += b->n + (r->n_buckets == 0 ? TAIL_MORE : 0);
+    if (r->device == DDP_CPU) b->count += b->n + (r->n_buckets == 0 ? TAIL_MORE : 0);
     return i;
 }
 
 static void *element(const bucket *b, int64_t i) { return (char *)b->mem + i * ddp__dtype_bytes[b->dtype]; }
 
-static int make_views(bucket *b) {
+static int make_views(bucket *b, int device) {
     int64_t at = 0;
     for (int i = 0; i < b->n; i++) {
         slot *s = b->slots[i];
         ddp_meta m = s->param->m;
         if (!ddp__meta_is_dense(&m)) ddp__meta_rowmajor(&m);
-        s->view = ddp_keep(ddp_from_blob(element(b, at), m.ndim, m.size, m.stride, (int)b->dtype, DDP_CPU, NULL, NULL));
+        s->view = ddp_keep(ddp_from_blob(element(b, at), m.ndim, m.size, m.stride, (int)b->dtype, device, NULL, NULL));
         if (!s->view) return ddp__pending();
         at += (s->param->numel + 15) / 16 * 16;
         ddp_leaf_info *info = ddp__leaf_info(s->param);
@@ -259,20 +262,38 @@ static int make_views(bucket *b) {
     return 0;
 }
 
+/* Memory that the engine reduces without a copy. */
+static int bucket_alloc(int device, size_t bytes, void **out) {
+    const ddp_engine *e = ddp__job.engine;
+    if (device == DDP_CPU) return e->alloc(ddp__job.comm, bytes, out);
+    if (!e->alloc_on)
+        return ddp__fail(
+            DDP_EDEVICE,
+            "reducer: the model is on %s, but engine %s moves host memory only; start with --engine nccl (or auto)",
+            DDP_DEVICE_TEXT(device), e->name);
+    return e->alloc_on(ddp__job.comm, device, bytes, out);
+}
+
+static void bucket_free(const ddp_reducer *r, void *mem, size_t bytes) {
+    if (!mem || !ddp__job.comm) return;
+    if (r->device == DDP_CPU) ddp__job.engine->dealloc(ddp__job.comm, mem);
+    else ddp__job.engine->dealloc_on(ddp__job.comm, r->device, mem, bytes);
+}
+
 /* What travels in place of b's f32 numbers. */
-static int make_narrow(bucket *b, ddp_dtype dtype, bool feedback) {
-    int st = ddp__job.engine->alloc(ddp__job.comm, (size_t)b->count * ddp__dtype_bytes[dtype], &b->narrow_mem);
+static int make_narrow(bucket *b, int device, ddp_dtype dtype, bool feedback) {
+    int st = bucket_alloc(device, (size_t)b->count * ddp__dtype_bytes[dtype], &b->narrow_mem);
     if (st < 0) return st;
-    b->wide = ddp_keep(ddp_from_blob(b->mem, 1, &b->count, NULL, (int)b->dtype, DDP_CPU, NULL, NULL));
-    b->narrow = ddp_keep(ddp_from_blob(b->narrow_mem, 1, &b->count, NULL, (int)dtype, DDP_CPU, NULL, NULL));
-    if (feedback) b->rest = ddp_keep(ddp_full(1, &b->count, 0, DDP_F32, DDP_CPU));
+    b->wide = ddp_keep(ddp_from_blob(b->mem, 1, &b->count, NULL, (int)b->dtype, device, NULL, NULL));
+    b->narrow = ddp_keep(ddp_from_blob(b->narrow_mem, 1, &b->count, NULL, (int)dtype, device, NULL, NULL));
+    if (feedback) b->rest = ddp_keep(ddp_full(1, &b->count, 0, DDP_F32, device));
     return ddp__pending();
 }
 
 static int make_buckets(ddp_reducer *r, double bucket_mb, int compression, bool feedback) {
     /* An engine that goes on by itself overlaps: smaller buckets leave less for the end. On two hosts at 2 Gbit/s a ResNet-18 step
      * took 1.21 of its slower part with 25 MB, 1.08 with 8. */
-    bool overlaps = ddp__job.engine->caps & DDP_CAP_SELF_PROGRESS;
+    bool overlaps = (ddp__job.engine->caps & DDP_CAP_SELF_PROGRESS) && r->device == DDP_CPU;
     size_t limit = (size_t)((bucket_mb > 0 ? bucket_mb : overlaps ? 8 : 25) * (1 << 20));
     r->buckets = calloc((size_t)r->n, sizeof *r->buckets);
     if (!r->buckets) return ddp__fail(DDP_ENOMEM, "reducer: out of memory");
@@ -281,10 +302,10 @@ static int make_buckets(ddp_reducer *r, double bucket_mb, int compression, bool 
         i = fill_bucket(r, i, limit, b);
         if (ddp__pending()) return ddp__pending();
         r->n_buckets++;
-        int st = ddp__job.engine->alloc(ddp__job.comm, (size_t)b->count * ddp__dtype_bytes[b->dtype], &b->mem);
-        if (st < 0 || (st = make_views(b)) < 0) return st;
+        int st = bucket_alloc(r->device, (size_t)b->count * ddp__dtype_bytes[b->dtype], &b->mem);
+        if (st < 0 || (st = make_views(b, r->device)) < 0) return st;
         if (compression && b->dtype == DDP_F32)
-            st = make_narrow(b, compression == DDP_COMPRESSION_BF16 ? DDP_BF16 : DDP_F16, feedback);
+            st = make_narrow(b, r->device, compression == DDP_COMPRESSION_BF16 ? DDP_BF16 : DDP_F16, feedback);
         if (st < 0) return st;
     }
     return 0;
@@ -303,6 +324,11 @@ int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *op
     int compression = opts ? opts->compression : 0;
     if (compression < DDP_COMPRESSION_NONE || compression > DDP_COMPRESSION_F16)
         return ddp__fail(DDP_EINVAL, "reducer: compression is %d, expected none, bf16 or f16", compression);
+    for (int i = 1; i < n; i++)
+        if (params[i] && params[0] && params[i]->m.device != params[0]->m.device)
+            return ddp__fail(DDP_EDEVICE,
+                             "reducer: parameter 1 is on %s, parameter %d on %s; move the model with :to()",
+                             DDP_DEVICE_TEXT(params[0]->m.device), i + 1, DDP_DEVICE_TEXT(params[i]->m.device));
     for (int i = 0; i < n; i++)
         if (!params[i] || params[i]->node)
             return ddp__fail(DDP_EINVAL, "reducer: parameter %d is %s", i + 1,
@@ -315,6 +341,7 @@ int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *op
     static int64_t made;
     r->serial = ++made;
     r->n = n;
+    r->device = n ? params[0]->m.device : DDP_CPU;
     r->sync = true;
     r->reduce = opts && opts->sum ? DDP_SUM : DDP_MEAN;
     r->weighted = opts && opts->weighted;
@@ -324,6 +351,7 @@ int ddp_reducer_new(ddp_tensor *const *params, int n, const ddp_reducer_opts *op
     if (ddp__job.size > 1) {
         st = compare_models(params, n, opts ? opts->names : NULL);
         if (st == 0) st = broadcast_params(params, n);
+        if (st == 0 && r->device != DDP_CPU) st = make_flags(r);
         if (st == 0) st = make_buckets(r, opts ? opts->bucket_mb : 0, compression, opts && opts->error_feedback);
     }
     if (st < 0) {
@@ -365,8 +393,8 @@ void ddp_reducer_free(ddp_reducer *r) {
         ddp__drop(b->wide);
         ddp__drop(b->narrow);
         ddp__drop(b->rest);
-        if (b->narrow_mem && ddp__job.comm) ddp__job.engine->dealloc(ddp__job.comm, b->narrow_mem);
-        if (b->mem && ddp__job.comm) ddp__job.engine->dealloc(ddp__job.comm, b->mem);
+        if (b->narrow_mem) bucket_free(r, b->narrow_mem, (size_t)b->count * 2);
+        bucket_free(r, b->mem, (size_t)b->count * ddp__dtype_bytes[b->dtype]);
         free(b->slots);
     }
     free(r->flags.mem);

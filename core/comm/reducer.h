@@ -45,11 +45,15 @@ struct ddp_reducer {
     ddp_reduction *round; /* that it is in */
     ddp_reducer *next;    /* of all reducers: older ones */
     /* With a hook the host exchanges the gradients; what else a bucket's tail says goes as one small bucket of its own. */
+    int device; /* where parameters and buckets lie. On a GPU the tails, which the host reads, go by `flags` as with a hook */
     int64_t hook;    /* 0: none */
     int hook_bucket; /* what it is to do now */
     bool hook_waited;
     bucket flags; /* [n touched][TAIL_MORE] */
 };
+
+/* Do the numbers behind the gradients travel as a bucket of their own? */
+static inline bool ddp__apart(const ddp_reducer *r) { return r->hook || r->device != DDP_CPU; }
 
 /* All that live, the newest first. */
 DDP_LOCAL extern ddp_reducer *ddp__reducers;

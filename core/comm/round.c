@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../mem/device.h"
 #include "reducer.h"
 
 static struct {
@@ -116,7 +117,7 @@ static int announce(const ddp_reduction *d) {
 /* ---- posting ---- */
 
 /* Where r's numbers about the ranks lie, behind the touched ones. */
-static const bucket *numbers(const ddp_reducer *r) { return r->hook ? &r->flags : &r->buckets[0]; }
+static const bucket *numbers(const ddp_reducer *r) { return ddp__apart(r) ? &r->flags : &r->buckets[0]; }
 
 /* A number about this rank, so that the reduction gives its sum over the ranks that take part (see sum_of): a weighted mean
  * gives sum(w * v/w) / sum(w). */
@@ -131,8 +132,8 @@ static double sum_of(const ddp_reducer *r, int which, double weight_sum) {
 }
 static bool is_touched(const ddp_reducer *r, const slot *s) {
     const bucket *b = &r->buckets[s->bucket];
-    return (r->hook ? ((const float *)r->flags.mem)[s - r->slots] : ddp__load(b->dtype, b->mem, b->tail + s->index)) >
-           0;
+    return (ddp__apart(r) ? ((const float *)r->flags.mem)[s - r->slots]
+                          : ddp__load(b->dtype, b->mem, b->tail + s->index)) > 0;
 }
 
 int ddp__round_divide(ddp_tensor *g) {
@@ -147,18 +148,30 @@ static double weight_in(const ddp_reduction *d, const ddp_reducer *r) {
     return r->weighted || d->weight == 0 ? d->weight : 1;
 }
 
+static int zero(ddp_tensor *view) {
+    size_t bytes = (size_t)view->numel * ddp__dtype_bytes[view->m.dtype];
+    if (view->m.device != DDP_CPU)
+        return ddp__device_of(view->m.device)->zero(view->m.device - 1, ddp__ptr(view), bytes);
+    memset(ddp__ptr(view), 0, bytes);
+    return 0;
+}
+
 /* Zeros where this rank has nothing, then the touched numbers. */
 static int close_bucket(const ddp_reducer *r, bucket *b, double weight) {
     for (int i = 0; i < b->n; i++) {
         slot *s = b->slots[i];
         int st = ddp__grad_settle(s->param);
         bool has = s->param->grad != NULL && weight != 0;
-        if (!has) memset(ddp__ptr(s->view), 0, (size_t)s->view->numel * ddp__dtype_bytes[b->dtype]);
+        if (!has) {
+            int zeroed = zero(s->view);
+            if (st == 0) st = zeroed;
+        }
         /* What was summed over the ranks already counts once, not once a rank. */
-        else if (st == 0 && s->reduced && r->reduce == DDP_SUM) st = ddp__round_divide(s->view);
+        else if (st == 0 && s->reduced && r->reduce == DDP_SUM)
+            st = ddp__round_divide(s->view);
         if (st < 0) return st;
-        ddp__store(b->dtype, b->mem, b->tail + i, has ? 1 : 0);
-        if (r->hook) ((float *)r->flags.mem)[s - r->slots] = has ? 1 : 0;
+        if (r->device == DDP_CPU) ddp__store(b->dtype, b->mem, b->tail + i, has ? 1 : 0);
+        if (ddp__apart(r)) ((float *)r->flags.mem)[s - r->slots] = has ? 1 : 0;
     }
     return 0;
 }
@@ -175,7 +188,7 @@ static int narrow_down(bucket *b) {
     int mode = ddp_set_grad_mode(0), st = 0;
     size_t tail = (size_t)(b->count - b->tail) * sizeof(float);
     if (b->rest) {
-        memset((float *)ddp__ptr(b->rest) + b->tail, 0, tail); /* the tail's numbers are no gradients */
+        if (tail) memset((float *)ddp__ptr(b->rest) + b->tail, 0, tail); /* the tail's numbers are no gradients */
         st = ddp_add_(b->wide, b->rest);
     }
     if (st == 0) st = ddp_copy_(b->narrow, b->wide);
@@ -189,12 +202,14 @@ static int reduce_bucket(const ddp_reducer *r, bucket *b, double weight, const c
     char name[64], of[32] = "";
     if (r->serial > 1) snprintf(of, sizeof of, " of model %lld", (long long)r->serial);
     snprintf(name, sizeof name, "%s %d%s", what, k, of);
+    int device = b == &r->flags ? DDP_CPU : r->device;
     ddp_coll c = ddp__coll(DDP_COLL_ALL_REDUCE, NULL, b->mem, b->count, b->dtype, name);
     if (b->narrow) {
         int st = weight != 0 ? narrow_down(b) : recast(b->narrow, b->wide); /* one that answers keeps its rest */
         if (st < 0) return st;
         c = ddp__coll(DDP_COLL_ALL_REDUCE, NULL, b->narrow_mem, b->count, b->narrow->m.dtype, name);
     }
+    c.device = device;
     c.reduce = r->reduce;
     c.weight = weight;
     return ddp__coll_run(&c, &b->req);
@@ -225,7 +240,7 @@ static int post_next(const ddp_reduction *d, ddp_reducer *r) {
         r->n_posted++;
         return 1;
     }
-    if (k == 0) say_who(r, weight);
+    if (k == 0 && !ddp__apart(r)) say_who(r, weight);
     st = reduce_bucket(r, b, weight, "bucket", k);
     if (st == 0) r->n_posted++;
     return st;
@@ -234,7 +249,7 @@ static int post_next(const ddp_reduction *d, ddp_reducer *r) {
 int ddp__round_post(ddp_reduction *d, bool all, bool ask) {
     for (int i = 0; i < d->n; i++) {
         ddp_reducer *r = d->list[i];
-        int n = r->n_buckets + (r->hook != 0);
+        int n = r->n_buckets + ddp__apart(r);
         while (r->n_posted < n) {
             int k = r->n_posted;
             if (k < r->n_buckets && !all && r->buckets[k].n_ready < r->buckets[k].n) return 0;
@@ -268,11 +283,18 @@ static void take_results(ddp_reducer *r) {
     r->unreduced = false;
 }
 
+/* Within a device, or from or to its saved copy in host memory. */
+static int copy_bytes(void *to, const void *from, int device, size_t bytes) {
+    if (device != DDP_CPU) return ddp__device_of(device)->copy(to, device, from, DDP_CPU, bytes);
+    memcpy(to, from, bytes);
+    return 0;
+}
+
 static void give_back(const ddp_reduction *d) {
     for (int i = 0, at = 0; i < d->n; i++)
         for (int k = 0; k < d->list[i]->n_buckets; k++, at++) {
             bucket *b = &d->list[i]->buckets[k];
-            memcpy(b->mem, d->saved[at], (size_t)b->count * ddp__dtype_bytes[b->dtype]);
+            copy_bytes(b->mem, d->saved[at], d->list[i]->device, (size_t)b->count * ddp__dtype_bytes[b->dtype]);
         }
 }
 
@@ -393,7 +415,10 @@ static int save(ddp_reduction *d) {
             size_t bytes = (size_t)b->count * ddp__dtype_bytes[b->dtype];
             void *copy = malloc(bytes);
             if (!copy) return ddp__fail(DDP_ENOMEM, "join: out of memory");
-            d->saved[d->n_saved++] = memcpy(copy, b->mem, bytes);
+            d->saved[d->n_saved++] = copy;
+            int device = d->list[i]->device;
+            if (device == DDP_CPU) memcpy(copy, b->mem, bytes);
+            else if (ddp__device_of(device)->copy(copy, DDP_CPU, b->mem, device, bytes) < 0) return ddp__pending();
         }
     return 0;
 }

@@ -17,8 +17,8 @@ const char *ddp__signature_text(const ddp_signature *s, char *text, size_t n) {
     if (s->name[0]) snprintf(name, sizeof name, own ? ", %.47s" : ", \"%.47s\"", s->name);
     const char *comma = s->where[0] ? ", " : "";
     if (s->kind != DDP_COLL_BARRIER)
-        snprintf(text, n, "%s%s (%s x %lld%s%s%.95s)", kind, how, ddp_dtype_name(s->dtype), (long long)s->count, name,
-                 comma, s->where);
+        snprintf(text, n, "%s%s (%s x %lld%s%s%s%.95s)", kind, how, ddp_dtype_name(s->dtype), (long long)s->count,
+                 s->on_device ? " on cuda" : "", name, comma, s->where);
     else if (s->where[0]) snprintf(text, n, "%s (%.95s)", kind, s->where);
     else snprintf(text, n, "%s", kind);
     return text;
@@ -26,7 +26,7 @@ const char *ddp__signature_text(const ddp_signature *s, char *text, size_t n) {
 
 bool ddp__signature_equal(const ddp_signature *a, const ddp_signature *b) {
     return a->kind == b->kind && a->reduce == b->reduce && a->root == b->root && a->dtype == b->dtype &&
-           a->count == b->count && strncmp(a->name, b->name, sizeof a->name) == 0;
+           a->count == b->count && a->on_device == b->on_device && strncmp(a->name, b->name, sizeof a->name) == 0;
 }
 
 const char *ddp__signature_call(const ddp_signature *s, uint32_t seq, char *text, size_t n) {

@@ -15,7 +15,7 @@
 #include "reduce.h"
 
 enum {
-    INLINE = 832,     /* bytes that travel with the call: a message is 1 KiB */
+    INLINE = 824,     /* bytes that travel with the call: a message is 1 KiB */
     WHOLE = 16 << 10, /* bytes up to which all ranks get everything and add up by themselves */
     PIECE = 1 << 20,  /* bytes of a piece, of all ranks' shares together */
     LEAVING = -1      /* the kind of a rank's last message */

@@ -9,6 +9,7 @@
 #include "../base/base.h"
 
 struct ddp_kernel_list; /* op/op.h */
+struct ddp_device_coll; /* comm/device_coll.h */
 
 typedef struct ddp_device_type {
     unsigned size; /* sizeof(ddp_device_type): both sides agree */
@@ -43,6 +44,9 @@ typedef struct ddp_device_type {
     const char *(*describe)(int i, char *text, size_t n);
     /* 16 bytes that no other GPU has; a status. */
     int (*uuid)(int i, unsigned char uuid[16]);
+    /* From now on every wait for GPU i fails with this: what is queued there can give no right result. text is copied. */
+    void (*poison)(int i, int status, const char *text);
+    const struct ddp_device_coll *coll; /* what carries collectives between GPUs */
 } ddp_device_type;
 
 /* What a plug-in exports as ddp_plugin_device: the table, or NULL with a reason in why. `code`: 0, or the runtime's status. */

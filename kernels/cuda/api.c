@@ -73,7 +73,7 @@ static int find(ddp_cuda_lib id, void *lib) {
     return 0;
 }
 
-/* Versions that are known not to do. cuDNN's graph API as it is used here (plans for a device's properties) begins with 9.8; NCCL's non-blocking calls with 2.14. */
+/* Versions that are known not to do. cuDNN's plans for a device's properties begin with 9.8; NCCL's memory with 2.19. */
 static int check_version(ddp_cuda_lib id) {
     int v = 0;
     if (id == DDP_LIB_CUDNN && ddp__cuda.cudnnGetVersion() < 90800) {
@@ -82,8 +82,8 @@ static int check_version(ddp_cuda_lib id) {
                  ddp__cuda.cudnnGetVersion());
         return -1;
     }
-    if (id == DDP_LIB_NCCL && (ddp__cuda.ncclGetVersion(&v) != ncclSuccess || v < 21400)) {
-        snprintf(why[id], sizeof why[id], "NCCL is version %d.%d.%d, at least 2.14 is needed: install a newer libnccl2",
+    if (id == DDP_LIB_NCCL && (ddp__cuda.ncclGetVersion(&v) != ncclSuccess || v < 21900)) {
+        snprintf(why[id], sizeof why[id], "NCCL is version %d.%d.%d, at least 2.19 is needed: install a newer libnccl2",
                  v / 10000, v / 100 % 100, v % 100);
         return -1;
     }

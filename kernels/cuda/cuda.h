@@ -14,12 +14,19 @@ typedef struct ddp_gpu {
     struct cudaDeviceProp prop;
     cudaStream_t compute, copy;   /* the copies that run ahead; neither waits for the legacy stream */
     cudaEvent_t computed, copied; /* between the two */
+    _Atomic(int64_t *) fault;     /* ddp__cuda_fault_word; NULL until a kernel needs it */
 } ddp_gpu;
 
 /* GPU i, made ready on first use and selected on this thread; NULL with the error set. */
 DDP_LOCAL ddp_gpu *ddp__gpu(int i);
 /* The GPU that c computes on, likewise. */
 DDP_LOCAL ddp_gpu *ddp__gpu_of(const ddp_call *c);
+/* Waits for the compute stream; a status. What failed in ops queued before comes out here: `what` is what the host waits for. */
+DDP_LOCAL int ddp__gpu_wait(ddp_gpu *g, const char *what);
+/* Four int64 that kernels of c's GPU and the host both see, for fault_at (device.cuh) with c->op->id: a kernel that meets an id out of
+ * range notes it there and goes on with one in range; the next ddp__gpu_wait raises "OP: id V, expected 0 to L-1". NULL with the
+ * error set. */
+DDP_LOCAL int64_t *ddp__cuda_fault_word(const ddp_call *c);
 /* 0, or DDP_EDEVICE with what failed, NVIDIA's name and text of it, the ops that were launched since the last synchronisation (an error of one
  * of them comes out later, anywhere) and what to try; out of memory is DDP_ENOMEM. `what`: "cudaMalloc", "add (kernel add_f32)". */
 DDP_LOCAL int ddp__cuda_check(cudaError_t e, const char *what);
@@ -63,6 +70,8 @@ DDP_LOCAL ddp_grid ddp__grid(int64_t n, int per);
 DDP_LOCAL ddp_grid ddp__grid_rows(int64_t n, unsigned threads);
 /* Queues kernel k with its one argument, for c; a status. Nothing when the grid is empty. */
 DDP_LOCAL int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g);
+/* The same where there is no call: on a GPU, for `op` (a string that stays). */
+DDP_LOCAL int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, ddp_grid g);
 
 /* ddp__launch_<name>(c, [dtype,] args, grid), typed. */
 #define FAMILY(f)

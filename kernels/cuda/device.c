@@ -77,20 +77,70 @@ ddp_gpu *ddp__gpu_of(const ddp_call *c) {
     return NULL;
 }
 
-/* ---- the table that the core sees ---- */
+/* ---- failures of other ranks ---- */
 
-static int wait_for(const ddp_gpu *g, const char *what) {
-    int st = ddp__cuda_check(ddp__cuda.cudaStreamSynchronize(g->compute), what);
-    if (st == 0) ddp__recent_clear();
-    return st;
+/* After a failure of another rank what is queued here ends, or is ended, without a right result. */
+static struct {
+    atomic_int status;
+    char text[512];
+} poison[MAX_GPUS];
+
+static void gpu_poison(int i, int status, const char *text) {
+    if (atomic_load(&poison[i].status)) return;
+    snprintf(poison[i].text, sizeof poison[i].text, "%s", text);
+    atomic_store(&poison[i].status, status);
 }
 
+/* ---- ids out of range, noted by kernels ---- */
+
+static _Atomic(const char *) op_names[DDP_OP_COUNT]; /* of those that note */
+
+int64_t *ddp__cuda_fault_word(const ddp_call *c) {
+    ddp_gpu *g = ddp__gpu_of(c);
+    if (!g) return NULL;
+    atomic_store_explicit(&op_names[c->op->id], c->op->name, memory_order_relaxed);
+    int64_t *word = atomic_load_explicit(&g->fault, memory_order_acquire);
+    if (word) return word;
+    pthread_mutex_lock(&lock);
+    word = atomic_load(&g->fault);
+    void *p = NULL;
+    if (!word && ddp__cuda_check(ddp__cuda.cudaHostAlloc(&p, 4 * sizeof *word, cudaHostAllocMapped),
+                                 "pinned memory for the faults of kernels") == 0) {
+        word = memset(p, 0, 4 * sizeof *word);
+        atomic_store_explicit(&g->fault, word, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+    return word;
+}
+
+/* After a wait: what kernels noted, raised once. */
+static int raise_fault(ddp_gpu *g) {
+    volatile int64_t *word = atomic_load_explicit(&g->fault, memory_order_acquire);
+    int64_t op = word ? word[0] - 1 : -1;
+    if (op < 0 || op >= DDP_OP_COUNT) return 0;
+    long long value = word[1], limit = word[2];
+    word[1] = word[2] = 0;
+    word[0] = 0;
+    return ddp__fail(DDP_EINVAL, "%s: id %lld, expected 0 to %lld", atomic_load(&op_names[op]), value, limit - 1);
+}
+
+int ddp__gpu_wait(ddp_gpu *g, const char *what) {
+    int st = ddp__cuda_check(ddp__cuda.cudaStreamSynchronize(g->compute), what);
+    if (st < 0) return st;
+    if (atomic_load(&poison[g->index].status))
+        return ddp__fail(atomic_load(&poison[g->index].status), "%s", poison[g->index].text);
+    ddp__recent_clear();
+    return raise_fault(g);
+}
+
+/* ---- the table that the core sees ---- */
+
 static int gpu_copy(void *dst, int dst_device, const void *src, int src_device, size_t bytes) {
-    const ddp_gpu *g = ddp__gpu((dst_device ? dst_device : src_device) - 1);
+    ddp_gpu *g = ddp__gpu((dst_device ? dst_device : src_device) - 1);
     if (!g) return ddp__pending();
     const char *what = !dst_device ? "reading from the GPU" : !src_device ? "copying to the GPU" : "copying on the GPU";
     int st = ddp__cuda_check(ddp__cuda.cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, g->compute), what);
-    return st == 0 && !dst_device ? wait_for(g, what) : st;
+    return st == 0 && !dst_device ? ddp__gpu_wait(g, what) : st;
 }
 
 static int gpu_zero(int i, void *p, size_t bytes) {
@@ -99,8 +149,8 @@ static int gpu_zero(int i, void *p, size_t bytes) {
 }
 
 static int gpu_wait(int i) {
-    const ddp_gpu *g = ddp__gpu(i);
-    return g ? wait_for(g, "waiting for the GPU") : ddp__pending();
+    ddp_gpu *g = ddp__gpu(i);
+    return g ? ddp__gpu_wait(g, "waiting for the GPU") : ddp__pending();
 }
 
 static int gpu_copy_ahead(int i, void *dst, const void *src, size_t bytes) {
@@ -159,6 +209,8 @@ static ddp_device_type type = {
     .fail_at = ddp__gpu_fail_at,
     .describe = gpu_describe,
     .uuid = gpu_uuid,
+    .poison = gpu_poison,
+    .coll = &ddp__nccl,
 };
 
 /* Why the runtime sees no GPU, in a sentence. */

@@ -91,6 +91,15 @@ static __device__ __forceinline__ double ERF(double x) { return erf(x); }
     DEFINE_KERNEL(name##_u8, args, name##_body<unsigned char>)     \
     DEFINE_KERNEL(name##_bool, args, name##_body<bool8>)
 
+/* ---- ids out of range ------------------------------------------------------------------------------------------------------
+ * Only the kernel sees them: it calls this and goes on with an id in range; the host raises it at its next wait. word: of
+ * ddp__cuda_fault_word; op: its id; expected were 0 to limit - 1. The first that comes is kept. */
+static __device__ __forceinline__ void fault_at(int64_t *word, int op, int64_t value, int64_t limit) {
+    if (atomicCAS((unsigned long long *)word, 0ull, (unsigned long long)(op + 1)) != 0) return;
+    word[1] = value;
+    word[2] = limit;
+}
+
 /* ---- walks over operands of one shape ------------------------------------------------------------------------------------ */
 
 static __device__ __forceinline__ int64_t thread_index() { return (int64_t)blockIdx.x * blockDim.x + threadIdx.x; }

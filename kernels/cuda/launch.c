@@ -68,9 +68,12 @@ static bool synchronous(void) {
 }
 
 int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g) {
+    ddp_gpu *gpu = ddp__gpu_of(c);
+    return gpu ? ddp__cuda_launch_on(gpu, c->op->name, k, args, g) : ddp__pending();
+}
+
+int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, ddp_grid g) {
     if (g.x == 0 || g.y == 0 || g.z == 0) return 0;
-    const ddp_gpu *gpu = ddp__gpu_of(c);
-    if (!gpu) return ddp__pending();
     cudaKernel_t f = atomic_load_explicit(&ready[k], memory_order_acquire);
     if (!f) {
         pthread_mutex_lock(&lock);
@@ -80,14 +83,13 @@ int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g) {
         f = atomic_load(&ready[k]);
     }
     void *one = (void *)(uintptr_t)args;
-    ddp__recent_add(c->op->name, table[k].name);
+    ddp__recent_add(op, table[k].name);
     cudaError_t e = ddp__cuda.cudaLaunchKernel((const void *)f, (dim3){g.x, g.y, g.z}, (dim3){g.threads, 1, 1}, &one,
                                                g.shared, gpu->compute);
-    if (!e && synchronous()) e = ddp__cuda.cudaStreamSynchronize(gpu->compute);
-    if (!e) return 0;
+    if (!e && !synchronous()) return 0;
     char what[160];
-    snprintf(what, sizeof what, "%s (kernel %s)", c->op->name, table[k].name);
-    return ddp__cuda_check(e, what);
+    snprintf(what, sizeof what, "%s (kernel %s)", op, table[k].name);
+    return e ? ddp__cuda_check(e, what) : ddp__gpu_wait(gpu, what);
 }
 
 /* ---- grids ---- */

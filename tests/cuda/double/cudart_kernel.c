@@ -1,0 +1,198 @@
+/* cudart_kernel.c -- libraries and kernels of cudart. Any image is accepted as a library; a kernel is found by its name in
+ * libddp_emulated.so, the same kernels compiled for the emulator: beside this library, or where DDP_DOUBLE_KERNELS says. */
+#include "state.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef void emulated(const unsigned grid[3], const unsigned block[3], size_t shared, const void *args);
+
+typedef struct kernel {
+    char name[128];
+    emulated *run;
+    size_t arg_bytes, shared_most; /* dynamic shared memory it may ask for */
+    struct kernel *next;
+} kernel;
+static kernel *kernels; /* never freed: names and handles stay good */
+
+struct CUlib_st {
+    int loaded;
+};
+
+int (*emulator_where)(const void *address, char *text, size_t size);
+static const size_t shared_default = 48 << 10;
+
+/* ---- lookups ------------------------------------------------------------------------------------------------------- */
+static void *emulator(void) {
+    static void *library;
+    char path[1100];
+    Dl_info here;
+    if (library) return library;
+    const char *set = getenv("DDP_DOUBLE_KERNELS");
+    if (set && *set) {
+        snprintf(path, sizeof path, "%s", set);
+    } else {
+        dladdr((void *)emulator, &here);
+        const char *slash = strrchr(here.dli_fname, '/');
+        snprintf(path, sizeof path, "%.*s/libddp_emulated.so", slash ? (int)(slash - here.dli_fname) : 1,
+                 slash ? here.dli_fname : ".");
+    }
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) ddp_double_die("the emulated kernels: %s", dlerror());
+    *(void **)&emulator_where = dlsym(library, "ddp_emu_where");
+    return library;
+}
+
+/* Opt-in limit of dynamic shared memory by compute capability: 227 KB of 9.0 and 10.0, 163 of 8.0, 99 of 8.6, 8.9 and 12.0, 64 of 7.5. */
+static size_t shared_optin(void) {
+    switch (config.cc) {
+        case 75: return 64 << 10;
+        case 80:
+        case 87: return 163 << 10;
+        case 86:
+        case 89:
+        case 120: return 99 << 10;
+        default: return 227 << 10;
+    }
+}
+size_t double_shared_optin(void) { return shared_optin(); }
+
+cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code, enum cudaJitOption *jit, void **jit_values,
+                                unsigned jit_count, enum cudaLibraryOption *options, void **values, unsigned count) {
+    (void)jit, (void)jit_values, (void)options, (void)values;
+    cudaError_t e = enter("cudaLibraryLoadData");
+    if (e) return e;
+    if (!out || !code) return leave(cudaErrorInvalidValue);
+    if (jit_count || count) ddp_double_unsimulated("cudaLibraryLoadData: options");
+    *out = calloc(1, sizeof **out);
+    ddp_double_count("kernel library", 1);
+    return leave(cudaSuccess);
+}
+
+cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
+    cudaError_t e = enter("cudaLibraryUnload");
+    if (e) return e;
+    if (!library) return leave(cudaErrorInvalidResourceHandle);
+    free(library);
+    ddp_double_count("kernel library", -1);
+    return leave(cudaSuccess);
+}
+
+cudaError_t cudaLibraryGetKernel(cudaKernel_t *out, cudaLibrary_t library, const char *name) {
+    cudaError_t e = enter("cudaLibraryGetKernel");
+    if (e) return e;
+    if (!out || !name) return leave(cudaErrorInvalidValue);
+    if (!library) return leave(cudaErrorInvalidResourceHandle);
+    for (kernel *k = kernels; k; k = k->next)
+        if (!strcmp(k->name, name)) {
+            *out = (cudaKernel_t)k;
+            return leave(cudaSuccess);
+        }
+    char symbol[200];
+    snprintf(symbol, sizeof symbol, "ddp_emu_%s", name);
+    void *run = dlsym(emulator(), symbol);
+    snprintf(symbol, sizeof symbol, "ddp_emu_size_%s", name);
+    const size_t *bytes = dlsym(emulator(), symbol);
+    if (!run || !bytes) return leave(cudaErrorSymbolNotFound);
+    kernel *k = calloc(1, sizeof *k);
+    snprintf(k->name, sizeof k->name, "%s", name);
+    *(void **)&k->run = run;
+    k->arg_bytes = *bytes;
+    k->shared_most = shared_default;
+    k->next = kernels;
+    kernels = k;
+    *out = (cudaKernel_t)k;
+    return leave(cudaSuccess);
+}
+
+static kernel *kernel_of(const void *f) {
+    for (kernel *k = kernels; k; k = k->next)
+        if (k == f) return k;
+    return NULL;
+}
+
+/* ---- attributes ---------------------------------------------------------------------------------------------------- */
+static cudaError_t set_attribute(const void *f, enum cudaFuncAttribute attribute, int value) {
+    kernel *k = kernel_of(f);
+    if (!k) return leave(cudaErrorInvalidDeviceFunction);
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return leave(cudaSuccess);
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize)
+        ddp_double_unsimulated("cudaFuncSetAttribute: this attribute");
+    if (value < 0 || (size_t)value > shared_optin()) return leave(cudaErrorInvalidValue);
+    k->shared_most = (size_t)value > shared_default ? (size_t)value : shared_default;
+    return leave(cudaSuccess);
+}
+cudaError_t cudaFuncSetAttribute(const void *f, enum cudaFuncAttribute attribute, int value) {
+    cudaError_t e = enter("cudaFuncSetAttribute");
+    return e ? e : set_attribute(f, attribute, value);
+}
+cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t f, enum cudaFuncAttribute attribute, int value, int device) {
+    cudaError_t e = enter("cudaKernelSetAttributeForDevice");
+    if (e) return e;
+    return device < 0 || device >= config.devices ? leave(cudaErrorInvalidDevice) : set_attribute(f, attribute, value);
+}
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *f) {
+    cudaError_t e = enter("cudaFuncGetAttributes");
+    if (e) return e;
+    kernel *k = kernel_of(f);
+    if (!out || !k) return leave(cudaErrorInvalidDeviceFunction);
+    memset(out, 0, sizeof *out);
+    out->maxThreadsPerBlock = 1024;
+    out->numRegs = 32;
+    out->ptxVersion = out->binaryVersion = config.cc;
+    out->maxDynamicSharedSizeBytes = (int)k->shared_most;
+    return leave(cudaSuccess);
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *f, int threads, size_t shared) {
+    cudaError_t e = enter("cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    if (e) return e;
+    if (!blocks || !kernel_of(f) || threads <= 0 || threads > 1024) return leave(cudaErrorInvalidValue);
+    int by_shared = shared ? (int)(shared_optin() / shared) : 32;
+    *blocks = 2048 / threads < by_shared ? 2048 / threads : by_shared;
+    return leave(cudaSuccess);
+}
+
+/* ---- launches ------------------------------------------------------------------------------------------------------ */
+typedef struct launch {
+    kernel *k;
+    unsigned grid[3], block[3];
+    size_t shared;
+    int device;
+    char args[];
+} launch;
+
+/* `kernel:k` of DDP_DOUBLE_FAIL: the k-th kernel that runs ends with an illegal address. `lost:k`: the GPU is gone from then on. */
+static int run_kernel(void *ctx) {
+    launch *l = ctx;
+    int status = ddp_double_fault("kernel", cudaErrorIllegalAddress);
+    if (!status) status = ddp_double_fault("lost", cudaErrorUnknown);
+    if (!status) l->k->run(l->grid, l->block, l->shared, l->args);
+    return status;
+}
+
+static bool possible(dim3 grid, dim3 block, size_t shared, const kernel *k) {
+    bool ok = grid.x && grid.y && grid.z && block.x && block.y && block.z;
+    ok = ok && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
+    ok = ok && block.x <= 1024 && block.y <= 1024 && block.z <= 64 && (size_t)block.x * block.y * block.z <= 1024;
+    return ok && shared <= k->shared_most;
+}
+
+cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream) {
+    cudaError_t e = enter("cudaLaunchKernel");
+    if (e) return e;
+    struct CUstream_st *s = stream_of(stream);
+    kernel *k = kernel_of(f);
+    if (!k) return leave(cudaErrorInvalidDeviceFunction);
+    if (!is_stream(s) || s->device != current_device) return leave(cudaErrorInvalidResourceHandle);
+    if (!possible(grid, block, shared, k)) return leave(cudaErrorInvalidConfiguration);
+    if (!args || !args[0]) return leave(cudaErrorInvalidValue);
+    launch *l = malloc(sizeof *l + k->arg_bytes);
+    *l = (launch){k, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, s->device};
+    memcpy(l->args, args[0], k->arg_bytes);
+    ddp_double_log("launch %s grid %u,%u,%u block %u,%u,%u shared %zu, stream %d", k->name, grid.x, grid.y, grid.z,
+                   block.x, block.y, block.z, shared, s->id);
+    ddp_double_enqueue_attempt(stream, run_kernel, free, l, k->name);
+    return leave(cudaSuccess);
+}
