@@ -8,10 +8,11 @@
 enum { PLAN_WORDS = 72, PLAN_MOST = 8 };
 
 /* All that a plan depends on beside the device: op, precision, determinism, then what the op adds. */
-typedef struct plan_key {
+typedef struct plan_key plan_key;
+struct plan_key {
     int n;
     int64_t v[PLAN_WORDS];
-} plan_key;
+};
 void plan_key_start(plan_key *k, const ddp_call *c);
 void plan_key_add(plan_key *k, int n, const int64_t *v);
 

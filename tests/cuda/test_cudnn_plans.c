@@ -76,9 +76,18 @@ static void start(call *a, ddp_dtype d, cg_conv_kind kind, conv_after after, int
     a->x.m.dtype = d;
     a->in[0] = &a->x;
     a->c = (ddp_call){.op = &op, .n_in = 1, .in = a->in};
-    a->v = (conv){.kind = kind, .dtype = d, .after = after, .vector = after == CONV_NORMED ? ddp__wide(d) : d, .groups = 1,
-                  .x = {2, 16, 6, 6}, .w = {k, 16, 3, 3}, .y = {2, k, 6, 6}, .align = {16, 16, 16, 16}, .stride = {1, 1},
-                  .padding = {1, 1}, .dilation = {1, 1}};
+    a->v = (conv){.kind = kind,
+                  .dtype = d,
+                  .after = after,
+                  .vector = after == CONV_NORMED ? ddp__wide(d) : d,
+                  .groups = 1,
+                  .x = {2, 16, 6, 6},
+                  .w = {k, 16, 3, 3},
+                  .y = {2, k, 6, 6},
+                  .align = {16, 16, 16, 16},
+                  .stride = {1, 1},
+                  .padding = {1, 1},
+                  .dilation = {1, 1}};
     layout(a->v.x, a->v.x_stride);
     layout(a->v.w, a->v.w_stride);
     layout(a->v.y, a->v.y_stride);
@@ -317,7 +326,8 @@ static void no_workspace(void) {
     int st = go(&a);
     ddp_error_take(&text);
     if (st != DDP_ENOMEM && st != 0) fail("status %d: %s", st, text);
-    if (st == DDP_ENOMEM && (!strstr(text, "conv2d: cuDNN wants ") || !strstr(text, "MB of workspace") || !strstr(text, "out of GPU memory")))
+    if (st == DDP_ENOMEM && (!strstr(text, "conv2d: cuDNN wants ") || !strstr(text, "MB of workspace") ||
+                             !strstr(text, "out of GPU memory")))
         fail("the error is: %s", text);
     most_scratch = SIZE_MAX;
     ok(go(&a));
@@ -338,7 +348,8 @@ static void read_engine(const char *path) {
     FILE *f = fopen(path, "r");
     int measured = 0;
     while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "engine %lld measured %d", &engine_in_file, &measured) == 2 && !measured) fail("a tuned plan is not marked so");
+        if (sscanf(line, "engine %lld measured %d", &engine_in_file, &measured) == 2 && !measured)
+            fail("a tuned plan is not marked so");
     if (f) fclose(f);
 }
 
@@ -370,8 +381,9 @@ static void tuned(void) {
 
 /* Every call of cuDNN's fails once: an error that names the op, or another plan; nothing is left behind and the next call goes well. */
 static void faults(void) {
-    static const char *const functions[] = {"cudnnCreate",           "cudnnSetStream",           "cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute",
-                                            "cudnnBackendFinalize",  "cudnnBackendGetAttribute", "cudnnBackendExecute"};
+    static const char *const functions[] = {
+        "cudnnCreate",          "cudnnSetStream",           "cudnnBackendCreateDescriptor", "cudnnBackendSetAttribute",
+        "cudnnBackendFinalize", "cudnnBackendGetAttribute", "cudnnBackendExecute"};
     long (*calls)(const char *) = NULL;
     void *lib = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_NOLOAD);
     *(void **)&calls = lib ? dlsym(lib, "ddp_double_cudnn_calls") : NULL;
@@ -399,7 +411,8 @@ static void faults(void) {
             unsetenv("DDP_DOUBLE_FAIL");
             ddp_error_take(&text);
             if (st < 0 && !strstr(text, "conv2d")) fail("%s: the error does not name the op: %s", seed_text, text);
-            if (st < 0 && f == 6 && !strstr(text, "told to fail")) fail("%s: the error does not say what cuDNN said: %s", seed_text, text);
+            if (st < 0 && f == 6 && !strstr(text, "told to fail"))
+                fail("%s: the error does not say what cuDNN said: %s", seed_text, text);
             ddp__cudnn_clear();
             if (alive() != left) fail("%s: %ld descriptors are left", seed_text, alive() - left);
         }

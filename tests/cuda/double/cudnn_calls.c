@@ -49,10 +49,10 @@ static cudnnStatus_t seeded(const char *name, cudnnStatus_t standard) {
     }
     return CUDNN_STATUS_SUCCESS;
 }
-#define SEEDED(name, standard)                                   \
-    do {                                                         \
-        cudnnStatus_t seeded_ = seeded(#name, (standard));       \
-        if (seeded_) return seeded_;                             \
+#define SEEDED(name, standard)                             \
+    do {                                                   \
+        cudnnStatus_t seeded_ = seeded(#name, (standard)); \
+        if (seeded_) return seeded_;                       \
     } while (0)
 
 /* Counts from the start again; returns how often `name` was called. */
@@ -139,9 +139,7 @@ cudnnStatus_t cudnnGetStream(cudnnHandle_t h, cudaStream_t *stream) {
 
 /* Descriptors and handles that were not given back. */
 long ddp_double_cudnn_alive(void);
-long ddp_double_cudnn_alive(void) {
-    return nodes_alive() + atomic_load(&handles);
-}
+long ddp_double_cudnn_alive(void) { return nodes_alive() + atomic_load(&handles); }
 
 /* ---- descriptors ------------------------------------------------------------------------------------------------------------ */
 

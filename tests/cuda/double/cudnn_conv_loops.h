@@ -30,10 +30,9 @@ static void NAME(taps)(const shape *v, int kind, T *x, T *w, T *y) {
         for (int64_t o = 0; o < v->ho * v->wo; o++)
             for (int64_t t = 0; t < v->r * v->s; t++) {
                 int64_t p = pixel(v, o / v->wo, o % v->wo, t / v->s, t % v->s);
-                for (int64_t g = 0; p >= 0 && g < v->groups; g++)
-                    NAME(tap)
-                    (v, kind, x + (n * v->h * v->w + p) * v->c, w + (t * v->groups + g) * block,
-                     y + (n * v->ho * v->wo + o) * v->k, g);
+                for (int64_t g = 0; p >= 0 && g < v->groups; g++) NAME(tap)
+                (v, kind, x + (n * v->h * v->w + p) * v->c, w + (t * v->groups + g) * block,
+                 y + (n * v->ho * v->wo + o) * v->k, g);
             }
 }
 
