@@ -135,11 +135,11 @@ static operand make(int64_t uid, int64_t n, ddp_dtype d, bool result) {
     return o;
 }
 
-/* Computes v on the double and by loops. */
-static void run(const char *name, const conv *v) {
+/* Computes v by loops and, as the graph of `as`, on the double. */
+static void run_as(const char *name, const conv *v, const conv *as) {
     cg_graph g;
     cg_plan p;
-    if (plan(&g, v, &any, &p) < 0) {
+    if (plan(&g, as, &any, &p) < 0) {
         fail("%s: %s", name, g.why);
         cg_free(&g);
         return;
@@ -183,6 +183,8 @@ static void run(const char *name, const conv *v) {
     free(workspace);
     cg_free(&g);
 }
+
+static void run(const char *name, const conv *v) { run_as(name, v, v); }
 
 /* ---- values ---------------------------------------------------------------------------------------------------------------- */
 
@@ -229,6 +231,44 @@ static void statistics(void) {
     after(CONV_STATISTICS, DDP_F16, false);
 }
 
+/* ---- graphs that cuDNN takes and that are wrong: the numbers say so --------------------------------------------------- */
+
+static void expect_wrong(const char *name, const conv *v, const conv *as) {
+    char kept[sizeof wrong];
+    memcpy(kept, wrong, sizeof kept);
+    wrong[0] = 0;
+    run_as(name, v, as);
+    bool seen = strstr(wrong, "expected") || strstr(wrong, "cuDNN");
+    memcpy(wrong, kept, sizeof wrong);
+    if (!seen) fail("%s is not seen", name);
+}
+
+static void wrong_graphs(void) {
+    conv v = conv_of(&shapes[10], CG_FORWARD, DDP_F32, false), as = v;
+    strides(v.w, true, as.w_stride);
+    expect_wrong("w in another order", &v, &as);
+    as = v;
+    strides(v.x, false, as.x_stride);
+    expect_wrong("x in another order", &v, &as);
+    as = v;
+    as.kind = CG_GRAD_INPUT; /* x, which is given, would be written */
+    expect_wrong("a gradient in place of the forward", &v, &as);
+    v = as = conv_of(&shapes[1], CG_FORWARD, DDP_F32, false);
+    as.padding[0] = 0;
+    expect_wrong("no padding", &v, &as);
+    v = as = conv_of(&shapes[10], CG_FORWARD, DDP_F32, false);
+    v.after = CONV_BIASED;
+    expect_wrong("a bias left out", &v, &as);
+    v = as = conv_of(&shapes[10], CG_FORWARD, DDP_BF16, false);
+    v.after = CONV_NORMED;
+    as.after = CONV_BIASED;
+    v.vector = as.vector = DDP_F32;
+    expect_wrong("a scale left out", &v, &as);
+    as = v;
+    as.relu = 1;
+    expect_wrong("relu where there is none", &v, &as);
+}
+
 /* ---- plans for every profile ---------------------------------------------------------------------------------------------- */
 
 static void every_profile(void) {
@@ -271,6 +311,7 @@ int main(void) {
     test("cuDNN: scale, shift, residual and relu after a convolution of f16", normed_f16);
     test("cuDNN: scale, shift, residual and relu after a convolution of bf16", normed_bf16);
     test("cuDNN: statistics of a convolution's result in one graph", statistics);
+    test("cuDNN: wrong graphs have wrong numbers", wrong_graphs);
     if (checked_by_cudnn()) test("cuDNN: convolutions have a plan on every profile", every_profile);
     else printf("skip cuDNN: convolutions have a plan on every profile: the real cuDNN is not there\n");
     return end();

@@ -123,6 +123,7 @@ const char *run_pool_backward(const operands *o);
 /* Steps over y's shape of another value that broadcasts to it; false where it does not. */
 bool steps_over(const value *y, const value *x, int64_t *step);
 double round_to(int dtype, double v);
+void value_read(value *v); /* what lies in the program's memory */
 
 /* Walks over all positions of size[nd]: at[k] are the offsets of k operands, moved by step[k]. Begin with at all 0 and pos all 0. */
 static inline bool next_position(int nd, const int64_t *size, int64_t *pos, int k, const int64_t (*step)[DIMS],

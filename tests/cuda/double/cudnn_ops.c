@@ -176,10 +176,14 @@ const char *run_matmul(const operands *o) {
         step[2][d] = c->step[d];
     }
     if (c->n == 0) return NULL;
+    /* attention's engines add the gradient of q up in the caller's memory, piece by piece: it must be zero before */
+    bool adds = !c->is_virtual && node_enum(c->desc, CUDNN_ATTR_TENSOR_REORDERING_MODE, CUDNN_TENSOR_REORDERING_NONE) ==
+                                      CUDNN_TENSOR_REORDERING_F16x16;
+    if (adds) value_read(c);
     do {
         double sum = 0;
         for (int64_t i = 0; i < k; i++) sum += a->v[at[0] + i * a->step[n]] * b->v[at[1] + i * b->step[m]];
-        c->v[at[2]] = sum;
+        c->v[at[2]] = adds ? c->v[at[2]] + sum : sum;
     } while (next_position(nd, c->size, pos, 3, step, at));
     return NULL;
 }

@@ -211,6 +211,8 @@ static void transfer(value *v, bool write) {
     while (next_position(v->nd, v->size, pos, 2, step, at));
 }
 
+void value_read(value *v) { transfer(v, false); }
+
 static value *value_of(job *j, const node *t) {
     int64_t uid = node_int(t, CUDNN_ATTR_TENSOR_UNIQUE_ID, 0);
     for (int i = 0; i < j->n_values; i++)
