@@ -111,7 +111,7 @@ $(B)/pkgconfig/ddp.pc: vendor/ddp.pc.in vendor/ddp-host.pc.in
 	@mkdir -p $(@D)
 	for p in ddp ddp-host; do sed -e 's|@PREFIX@|$(CURDIR)|' -e 's|^libdir=.*|libdir=$(CURDIR)/$(B)|' -e 's|^includedir=.*|includedir=$(CURDIR)/core -I$(CURDIR)/$(B)/gen|' vendor/$$p.pc.in > $(@D)/$$p.pc; done
 
-include tests/cuda/cuda.mk
+include tests/cuda/cuda.mk tests/cuda/cudnn.mk
 
 # ---- using -------------------------------------------------------------------------------------------------------------
 demo: ## install what is missing, build, train ResNet-20 on digits on two ranks

@@ -389,5 +389,35 @@ typedef struct census_args {
     uint64_t *count;
     walk_args walk;
 } census_args;
+/* A vector of channels of any floating dtype (ddp_dtype); p NULL: none. */
+typedef struct fold_vector {
+    const void *p;
+    int64_t stride;
+    int64_t dtype;
+} fold_vector;
+
+/* Batch norm by running statistics as scale and shift, [channels] of the kernel's dtype:
+ * scale = weight / sqrt(var + eps), shift = (conv_bias - mean) * scale + bias. */
+typedef struct fold_args {
+    fold_vector conv_bias, weight, bias, mean, var;
+    int64_t channels;
+    double eps;
+    void *scale, *shift;
+} fold_args;
+
+/* out[k][r][s][c] = w[k][c][r][s] * scale[k]. */
+typedef struct fold_weight_args {
+    const float *w, *scale;
+    float *out;
+    int64_t size[4], stride[4]; /* of w: k, c, r, s */
+} fold_weight_args;
+
+/* y = act(y * scale + shift + residual), channels innermost; scale and shift of the dtype that sums are made in. */
+typedef struct fold_apply_args {
+    void *y;
+    const void *residual, *scale, *shift; /* residual: NULL or lying as y does */
+    int64_t n, channels;
+    int64_t relu;
+} fold_apply_args;
 
 #endif
