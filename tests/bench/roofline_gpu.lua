@@ -18,10 +18,15 @@ local double = io.open(opts.double .. "/libcudart.so")
 if not double then error(opts.double .. " has no test double: make cuda-double builds it (it needs CUDA's headers and g++)", 0) end
 double:close()
 
+-- Plans of GPUs that are not here stay out of the user's cache.
+local pipe = assert(io.popen "mktemp -d")
+local cache = pipe:read "*l"
+pipe:close()
+
 -- The output of step.lua on the double, nothing computed. `environment`: more of it.
 local function run(environment, arguments)
-  local command = ("env DDP_CUDA_LIBS=%s DDP_DOUBLE_MODE=dry DDP_DOUBLE_LEAKS=quiet DDP_DOUBLE_GPUS=1 DDP_DOUBLE_CC=%d DDP_DOUBLE_SMS=%d DDP_DOUBLE_MB=%d DDP_DOUBLE_PROFILE=%s %s "
-    .. "luajit tests/bench/gpu/step.lua --model %s --stem %s --batch %d --amp %s %s 2>&1; echo status $?"):format(opts.double, device.cc, device.sms, device.gb * 953, opts.device,
+  local command = ("env DDP_CUDA_LIBS=%s DDP_DOUBLE_MODE=dry DDP_DOUBLE_LEAKS=quiet DDP_DOUBLE_GPUS=1 DDP_CACHE=%s DDP_DOUBLE_CC=%d DDP_DOUBLE_SMS=%d DDP_DOUBLE_MB=%d DDP_DOUBLE_PROFILE=%s %s "
+    .. "luajit tests/bench/gpu/step.lua --model %s --stem %s --batch %d --amp %s %s 2>&1; echo status $?"):format(opts.double, cache, device.cc, device.sms, device.gb * 953, opts.device,
     environment, opts.model, opts.stem, opts.batch, opts.amp, arguments)
   local pipe = assert(io.popen(command))
   local text = pipe:read "*a"
@@ -37,17 +42,18 @@ for sizes in run("DDP_DOUBLE_LOG=" .. log, "--trace " .. log):gmatch "parameter 
 local host_ms = tonumber(run("", "--steps 5"):match "host_ms (%S+)")
 local trace = reader.analyse(log, device, { batch = opts.batch, parameters = parameters, tf32 = opts.amp == "tf32" })
 if opts.keep == "" then os.remove(log) end
+os.execute("rm -rf " .. cache)
 
 local function title(text) print("\n" .. text) end
 
 local function kernels()
   local format, head = "%-26s %-46s %5d %6d %9.1f %8.1f %9.1f  %s", "%-26s %-46s %5s %6s %9s %8s %9s  %s"
-  print(head:format("kernel", "shape", "calls", "queued", "GFLOP", "MB", "limit us", "by"))
+  print(head:format("kernel", "shape", "calls", "queued", "GFLOP", "MB", "limit us", "by: what one call queues"))
   local rest, calls = 0, 0
   for i, r in ipairs(trace.rows) do
     if i <= opts.rows then
       local shape = #r.shape > 46 and r.shape:sub(1, 44) .. ".." or r.shape
-      print(format:format(r.kernel, shape, r.calls, r.launches, r.flops / 1e9, r.moved / 1e6, r.seconds * 1e6, r.by))
+      print(format:format(r.kernel, shape, r.calls, r.launches, r.flops / 1e9, r.moved / 1e6, r.seconds * 1e6, r.by .. ": " .. table.concat(r.queued, " + ")))
     else
       rest, calls = rest + r.seconds, calls + r.calls
     end

@@ -31,7 +31,8 @@ local function queued(line)
   end
   name = line:match "^(cudaMem[cs]%w+)"
   if name then return { name = name, copy = true, bytes = tonumber(line:match "(%d+) bytes"), line = line } end
-  if line:find "^cublas" or line:find "^cudnn" or line:find "^nccl" then return { name = line:match "^%S+", library = true, line = line } end
+  if line:find "^cublas" or line:find "^nccl" then return { name = line:match "^%S+", library = true, line = line } end
+  if line:find "^cudnn" then return { name = line:gsub(" workspace.*", ""), library = true, line = line } end
 end
 
 -- {calls = {{op, kernel, flops, bytes, operands, launches, seconds}}, outside = {what was queued by no call}, allocations = n}
@@ -248,7 +249,7 @@ local function rows_of(trace, device, tf32)
     local row = by_key[key]
     if not row then
       row = { kernel = call.kernel, shape = shape_of(call), calls = 0, launches = 0, flops = 0, moved = 0, seconds = 0, by = by, queued = {} }
-      for _, l in ipairs(call.launches) do row.queued[#row.queued + 1] = l.line end
+      for _, l in ipairs(call.launches) do row.queued[#row.queued + 1] = l.name end
       by_key[key], rows[#rows + 1] = row, row
     end
     row.calls, row.launches = row.calls + 1, row.launches + #call.launches
@@ -259,7 +260,7 @@ local function rows_of(trace, device, tf32)
 end
 
 -- What a step is: `path` the trace, `device` of devices.lua, opts {batch, parameters = {"64x3x3x3", ...}, tf32}. Returns the trace with
---   rows       {kernel, shape, calls, launches, flops, moved, seconds, by} each, the longest first
+--   rows       {kernel, shape, calls, launches, flops, moved, seconds, by, queued = names of what one call queues} each, the longest first
 --   tensors    each with activation, bytes, reads, writes, producer, readers
 --   fusable    find_fusable's list
 --   again      {call, operand, reads}: what one op reads more than once
