@@ -18,19 +18,20 @@ local double = io.open(opts.double .. "/libcudart.so")
 if not double then error(opts.double .. " has no test double: make cuda-double builds it (it needs CUDA's headers and g++)", 0) end
 double:close()
 
--- Plans of GPUs that are not here stay out of the user's cache.
-local pipe = assert(io.popen "mktemp -d")
-local cache = pipe:read "*l"
-pipe:close()
-
--- The output of step.lua on the double, nothing computed. `environment`: more of it.
-local function run(environment, arguments)
-  local command = ("env DDP_CUDA_LIBS=%s DDP_DOUBLE_MODE=dry DDP_DOUBLE_LEAKS=quiet DDP_DOUBLE_GPUS=1 DDP_CACHE=%s DDP_DOUBLE_CC=%d DDP_DOUBLE_SMS=%d DDP_DOUBLE_MB=%d DDP_DOUBLE_PROFILE=%s %s "
-    .. "luajit tests/bench/gpu/step.lua --model %s --stem %s --batch %d --amp %s %s 2>&1; echo status $?"):format(opts.double, cache, device.cc, device.sms, device.gb * 953, opts.device,
-    environment, opts.model, opts.stem, opts.batch, opts.amp, arguments)
+local function output(command)
   local pipe = assert(io.popen(command))
   local text = pipe:read "*a"
   pipe:close()
+  return text
+end
+
+local cache = output("mktemp -d"):match "%S+" -- plans for GPUs that are not here stay out of the user's cache
+local double_is = ("DDP_CUDA_LIBS=%s DDP_CACHE=%s DDP_DOUBLE_MODE=dry DDP_DOUBLE_LEAKS=quiet DDP_DOUBLE_GPUS=1 DDP_DOUBLE_CC=%d DDP_DOUBLE_SMS=%d DDP_DOUBLE_MB=%d DDP_DOUBLE_PROFILE=%s")
+  :format(opts.double, cache, device.cc, device.sms, device.gb * 953, opts.device)
+local step = ("luajit tests/bench/gpu/step.lua --model %s --stem %s --batch %d --amp %s"):format(opts.model, opts.stem, opts.batch, opts.amp)
+-- The output of step.lua on the double, nothing computed.
+local function run(environment, arguments)
+  local text = output(("env %s %s %s %s 2>&1; echo status $?"):format(double_is, environment, step, arguments))
   if not text:find "status 0\n$" then error("the step does not run on the double:\n" .. text, 0) end
   return text
 end
