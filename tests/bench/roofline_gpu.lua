@@ -26,7 +26,7 @@ local function output(command)
 end
 
 local cache = output("mktemp -d"):match "%S+" -- plans for GPUs that are not here stay out of the user's cache
-local double_is = ("DDP_CUDA_LIBS=%s DDP_CACHE=%s DDP_DOUBLE_MODE=dry DDP_DOUBLE_LEAKS=quiet DDP_DOUBLE_GPUS=1 DDP_DOUBLE_CC=%d DDP_DOUBLE_SMS=%d DDP_DOUBLE_MB=%d DDP_DOUBLE_PROFILE=%s")
+local double_is = ("DDP_CUDA_LIBS=%s DDP_CACHE=%s DDP_DOUBLE_MODE=dry DDP_DOUBLE_LEAKS=quiet DDP_DOUBLE_CC=%d DDP_DOUBLE_SMS=%d DDP_DOUBLE_MB=%d DDP_DOUBLE_PROFILE=%s")
   :format(opts.double, cache, device.cc, device.sms, device.gb * 953, opts.device)
 local step = ("luajit tests/bench/gpu/step.lua --model %s --stem %s --batch %d --amp %s"):format(opts.model, opts.stem, opts.batch, opts.amp)
 -- The output of step.lua on the double, nothing computed.
