@@ -64,7 +64,7 @@ typedef const ddp_device_type *(*ddp_plugin_device_fn)(char *why, size_t n, int 
  * begins with `what`. */
 DDP_LOCAL const ddp_device_type *ddp__device(int device, const char *what);
 /* The same for a device of which a tensor exists: never NULL, never fails. */
-DDP_LOCAL const ddp_device_type *ddp__device_of(int device);
+DDP_API const ddp_device_type *ddp__device_of(int device);
 /* Set: this thread's copies from pinned memory to a device do not wait (ddp_to_device_later). */
 DDP_LOCAL extern _Thread_local bool ddp__copies_later;
 /* GPUs that this process can use, 0 when there are none; why not, when asked for. DDP_DEVICE=cpu: 0. */

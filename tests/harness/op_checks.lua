@@ -447,7 +447,7 @@ function M.half_gradients(op, sample, dtype)
     local y = M.run(op, sample, inputs)
     ddp.manual_seed(99)
     for _, t in ipairs(y) do
-      local w = (ddp.rand(t:size(), { dtype = "f64" }) + 0.5):to(dtype):to "f64"
+      local w = (ddp.rand(t:size(), { dtype = "f64" }) + 0.5):to(dtype):to "f64":to(t:device())
       if t.requires_grad then
         local s = (t:to "f64" * w):sum()
         total = total and total + s or s
