@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static const size_t arena_size = (size_t)1 << 40, page = 4096, alignment = 256, large = 4 << 20;
+static const size_t arena_size = (size_t)1 << 37, page = 4096, alignment = 256, large = 4 << 20;
 enum { NEW_BYTE = 0xFF, MAX_COUNTS = 32 };
 
 typedef struct allocation {
