@@ -175,6 +175,7 @@ static int run_kernel(void *ctx) {
     launch *l = ctx;
     int status = ddp_double_fault("kernel", cudaErrorIllegalAddress);
     if (!status) status = ddp_double_fault("lost", cudaErrorUnknown);
+    ddp_double_reach();
     if (!status) l->k->run(l->grid, l->block, l->shared, l->args);
     return status;
 }
