@@ -70,6 +70,7 @@ template <class T> struct layer_norm_fn {
         int64_t runs = mine ? a.n / RUN : 0;
         A first = widen(x[0]), sum = 0, squares = 0;
         if (!is_finite(first)) first = 0;
+#pragma unroll 1
         for (int64_t u = t.lane; u < runs; u += t.size) {
             run<T, RUN> in = *(const run<T, RUN> *)(x + u * RUN);
 #pragma unroll
@@ -83,6 +84,7 @@ template <class T> struct layer_norm_fn {
         squares = t.over(squares, (A)0, add_op(), slots);
         A m = sum / (A)a.n, var = (squares - sum * m) / (A)a.n, mean = first + m;
         A rstd = keep(a, row, mine && t.lane == 0, mean, var < 0 ? (A)0 : var);
+#pragma unroll 1
         for (int64_t u = t.lane; u < runs; u += t.size) {
             run<T, RUN> in = *(const run<T, RUN> *)(x + u * RUN);
             A v[RUN];
@@ -104,7 +106,7 @@ template <class T> static __device__ void layer_norm_body(const layer_norm_args 
     __shared__ WIDE(T) slots[32];
     by_rows<T, layer_norm_fn<T>, 16>(a, slots);
 }
-DEFINE_FLOATS(layer_norm, layer_norm_args)
+LINE_FLOATS(layer_norm, layer_norm_args, 3)
 
 /* ---- gradients: dx = rstd (gw - mean(gw) - xhat mean(gw xhat)), gw = g weight ---- */
 
@@ -145,6 +147,7 @@ template <class T> struct layer_norm_grad_fn {
         const T *g = (const T *)a.in[0] + row * a.n, *x = (const T *)a.in[1] + row * a.n;
         int64_t runs = mine ? a.n / RUN : 0;
         A mean = ((const A *)a.mean)[row], rstd = ((const A *)a.rstd)[row], sum = 0, along = 0, w[RUN];
+#pragma unroll 1
         for (int64_t u = t.lane; u < runs; u += t.size) {
             R gs = *(const R *)(g + u * RUN), xs = *(const R *)(x + u * RUN);
             vector_run<T, RUN>(a.weight, u * RUN, 1, w);
@@ -157,6 +160,7 @@ template <class T> struct layer_norm_grad_fn {
         }
         sum = t.over(sum, (A)0, add_op(), slots) / (A)a.n;
         along = t.over(along, (A)0, add_op(), slots) / (A)a.n;
+#pragma unroll 1
         for (int64_t u = t.lane; u < runs; u += t.size) {
             R gs = *(const R *)(g + u * RUN), xs = *(const R *)(x + u * RUN), out;
             vector_run<T, RUN>(a.weight, u * RUN, 1, w);
@@ -201,7 +205,7 @@ template <class T> static __device__ void layer_norm_grad_body(const layer_norm_
     __shared__ WIDE(T) slots[run_of<T>::n * LINE_THREADS];
     by_rows<T, layer_norm_grad_fn<T>, 8>(a, slots);
 }
-DEFINE_FLOATS(layer_norm_grad, layer_norm_args)
+LINE_FLOATS(layer_norm_grad, layer_norm_args, 2)
 
 /* Sums of g xhat and of g over the rows of a share: a.lanes columns of runs a block. */
 template <class T, int RUN> static __device__ __forceinline__ void columns_by(const layer_norm_args &a, WIDE(T) * slots) {
@@ -236,7 +240,7 @@ template <class T> static __device__ void layer_norm_columns_body(const layer_no
     if (a.packed) columns_by<T, run_of<T>::n>(a, slots);
     else columns_by<T, 1>(a, slots);
 }
-DEFINE_FLOATS(layer_norm_columns, layer_norm_args)
+LINE_FLOATS(layer_norm_columns, layer_norm_args, 3)
 
 /* dweight and dbias: the parts together, 8 columns a block. */
 template <class T> static __device__ void layer_norm_finish_body(const layer_norm_args &a) {

@@ -65,7 +65,7 @@ template <class T> struct loss_fn {
     }
 };
 template <class T> static __device__ void cross_entropy_body(const loss_args &a) { by_lines_again<T, loss_fn<T>>(a); }
-DEFINE_FLOATS(cross_entropy, loss_args)
+LINE_FLOATS(cross_entropy, loss_args, 3)
 
 /* One block: what the blocks of cross_entropy found. */
 template <class T> static __device__ void cross_entropy_total_body(const loss_args &a) {
@@ -175,4 +175,4 @@ template <class T> struct loss_grad_fn {
     }
 };
 template <class T> static __device__ void cross_entropy_grad_body(const loss_args &a) { by_lines<T, loss_grad_fn<T>, 8>(a); }
-DEFINE_FLOATS(cross_entropy_grad, loss_args)
+LINE_FLOATS(cross_entropy_grad, loss_args, 3)

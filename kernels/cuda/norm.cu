@@ -208,10 +208,10 @@ template <class T> static __device__ void norm_sums_body(const norm_args &a) { o
 template <class T> static __device__ void norm_apply_body(const norm_args &a) { over_memory<T, apply_fn<T>>(a); }
 template <class T> static __device__ void norm_grad_sums_body(const norm_args &a) { over_memory<T, grad_sums_fn<T>>(a); }
 template <class T> static __device__ void norm_grad_apply_body(const norm_args &a) { over_memory<T, grad_apply_fn<T>>(a); }
-DEFINE_FLOATS(norm_sums, norm_args)
-DEFINE_FLOATS(norm_apply, norm_args)
-DEFINE_FLOATS(norm_grad_sums, norm_args)
-DEFINE_FLOATS(norm_grad_apply, norm_args)
+LINE_FLOATS(norm_sums, norm_args, 3)
+LINE_FLOATS(norm_apply, norm_args, 3)
+LINE_FLOATS(norm_grad_sums, norm_args, 2)
+LINE_FLOATS(norm_grad_apply, norm_args, 2)
 
 /* ---- what the shares of a channel found, together: a warp a channel ---- */
 

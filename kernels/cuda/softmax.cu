@@ -66,7 +66,7 @@ template <class T> struct softmax_fn {
     }
 };
 template <class T> static __device__ void softmax_body(const lines_args &a) { by_lines<T, softmax_fn<T>, 16>(a); }
-DEFINE_FLOATS(softmax, lines_args)
+LINE_FLOATS(softmax, lines_args, 3)
 
 /* ---- gradients: in[0] g, in[1] y; bytes: g, y, dx ---- */
 
@@ -130,4 +130,4 @@ template <class T> struct softmax_grad_fn {
     }
 };
 template <class T> static __device__ void softmax_grad_body(const lines_args &a) { by_lines<T, softmax_grad_fn<T>, 8>(a); }
-DEFINE_FLOATS(softmax_grad, lines_args)
+LINE_FLOATS(softmax_grad, lines_args, 3)
