@@ -127,7 +127,7 @@ typedef struct channel_vector {
 } channel_vector;
 
 /* Operands are laid out alike: [outer, channels, inner]. inner 1: channels lie side by side. */
-typedef struct norm_args {
+typedef struct batch_norm_args {
     const void *in[3]; /* forward: x, residual; backward: g, x, y; NULL where absent */
     void *out;         /* y; what relu let pass of g; dx */
     int64_t outer, channels, inner;
@@ -146,7 +146,7 @@ typedef struct norm_args {
     int32_t running;   /* forward by running statistics */
     int32_t training;  /* backward: statistics were the batch's */
     int32_t sums_wide; /* dweight, dbias are */
-} norm_args;
+} batch_norm_args;
 
 /* ---- layer normalisation (layer_norm.cu) ---- */
 
