@@ -200,6 +200,13 @@ DDP_API void *ddp_data(const ddp_tensor *t);
 /* Moves t and its gradient to another device: the handle stays, its bytes are new; views of the old bytes keep those. DDP_EINVAL for a
  * tensor with history. */
 DDP_API int ddp_move_(ddp_tensor *t, int device);
+/* A copy of t in the host's pinned memory for copies to a GPU; t itself, as a new reference, when it lies there already. DDP_EINVAL
+ * for a tensor of a GPU or with history, DDP_EDEVICE where that GPU is not there. Any thread. */
+DDP_API ddp_tensor *ddp_pin_memory(ddp_tensor *t, int device);
+DDP_API int ddp_is_pinned(const ddp_tensor *t);
+/* ddp_to_device, but from pinned memory to a GPU the host does not wait until t was read: t must not be written before
+ * ddp_device_wait. It may be released at once. */
+DDP_API ddp_tensor *ddp_to_device_later(ddp_tensor *t, int device);
 /* Counts a write made through ddp_data. */
 DDP_API void ddp_mark_written(ddp_tensor *t);
 
@@ -247,14 +254,18 @@ typedef struct ddp_live {
     const char *op; /* the op that made it; NULL: none */
     char where[64]; /* what ddp_set_origin noted, "" when nothing */
 } ddp_live;
-/* The n largest, the largest first, into out [n]; returns how many there were. Any thread. */
-DDP_API int ddp_memory_largest(ddp_live *out, int n);
+/* The n largest on a device (-1: anywhere), the largest first, into out [n]; returns how many there were. Any thread. */
+DDP_API int ddp_memory_largest(int device, ddp_live *out, int n);
 /* Notes who made t ("train.lua:57"; copied, cut at 63 bytes) where its storage has 1 MB or more. Any thread. */
 DDP_API void ddp_set_origin(ddp_tensor *t, const char *where);
 /* 1 when nothing is noted yet for a storage of that size. Any thread. */
 DDP_API int ddp_wants_origin(const ddp_tensor *t);
-/* Bytes of storage made since ddp_memory_gc_done: drives the Lua collector. Any thread. */
+/* Bytes of storage made since ddp_memory_gc_done, on the host and on devices. Any thread. */
 DDP_API int64_t ddp_live_bytes_since_gc(void);
+/* The same, but a 64th of a device's memory counts as DDP_GC_BYTES: drives the Lua collector, which runs each DDP_GC_BYTES.
+ * Any thread. */
+enum { DDP_GC_BYTES = 24 << 20 };
+DDP_API int64_t ddp_memory_pressure(void);
 DDP_API void ddp_memory_gc_done(void);
 /* The k-th allocation from now on fails once with DDP_ENOMEM (k >= 1; 0: never). For tests of failure. */
 DDP_API void ddp_memory_fail_at(int64_t k);
@@ -587,6 +598,11 @@ DDP_API void ddp_profile_stop(void);
 /* Row i, from 0; DDP_EINVAL past the last (no error is set). Texts are valid until the next start, or the next call while
  * it is on. */
 DDP_API int ddp_profile_read(int64_t i, ddp_profile_row *row);
+/* A trace: every call of the compute thread is appended to a text file between start and stop: its kernel, and each operand's name,
+ * place in memory, dtype and sizes (tests/bench/trace.lua reads it). DDP_EINVAL while one is on, DDP_EIO when the file cannot be
+ * written. While it is off a call pays for the profile's branch alone. Compute thread. */
+DDP_API int ddp_trace_start(const char *path);
+DDP_API void ddp_trace_stop(void);
 /* Writes the rank's JSON text where the launcher collects it (its report pipe); 0 without a launcher. */
 DDP_API int ddp_report_send(const char *json);
 

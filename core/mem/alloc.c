@@ -27,13 +27,13 @@ static struct {
     pthread_mutex_t lock;
     free_block *bin[CLASSES];
     int64_t allocated, reserved, peak;
-    int64_t fail_at;
     void *(*hook_alloc)(void *, size_t);
     void (*hook_free)(void *, void *, size_t);
     void *hook_ctx;
 } m = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static atomic_int_fast64_t live_tensors, since_gc;
+static atomic_int_fast64_t live_tensors, since_gc, pressure; /* pressure: since_gc in bytes of the host */
+static atomic_int_fast64_t fail_at;
 
 /* The class of a size, and the bytes of that class. Class c: (8 + c%8) << (c/8) units of 64 bytes, small ones exact. */
 static int class_of(size_t bytes, size_t *rounded) {
@@ -109,8 +109,8 @@ void *ddp__mem_alloc(size_t bytes) {
     if (bytes > (size_t)1 << 46) return out_of_memory(bytes); /* no machine; and sizes stay sums without overflow */
     size_t rounded;
     int c = class_of(bytes, &rounded);
+    bool fail = ddp__mem_fails();
     pthread_mutex_lock(&m.lock);
-    bool fail = m.fail_at > 0 && --m.fail_at == 0;
     void *p = NULL;
     if (!fail) {
         p = m.bin[c];
@@ -127,7 +127,15 @@ void *ddp__mem_alloc(size_t bytes) {
     if (!m.hook_alloc) ASAN_POISON_MEMORY_REGION((char *)p + bytes, rounded - bytes);
 #endif
     atomic_fetch_add_explicit(&since_gc, (int_fast64_t)rounded, memory_order_relaxed);
+    atomic_fetch_add_explicit(&pressure, (int_fast64_t)rounded, memory_order_relaxed);
     return p;
+}
+
+/* A 64th of a device's memory presses as DDP_GC_BYTES of the host do. */
+void ddp__mem_taken(size_t bytes, int64_t of) {
+    double weight = of > 0 ? 64.0 * DDP_GC_BYTES / (double)of : 1;
+    atomic_fetch_add_explicit(&since_gc, (int_fast64_t)bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&pressure, (int_fast64_t)((double)bytes * (weight < 1 ? weight : 1)), memory_order_relaxed);
 }
 
 void ddp__mem_free(void *p, size_t bytes) {
@@ -178,14 +186,18 @@ void ddp_memory_empty_cache(void) {
     for (int i = 0; ddp__device_of(1) && i < ddp__device_of(1)->count; i++) ddp__device_of(1)->empty_cache(i);
 }
 
-void ddp_memory_fail_at(int64_t k) {
-    pthread_mutex_lock(&m.lock);
-    m.fail_at = k;
-    pthread_mutex_unlock(&m.lock);
+void ddp_memory_fail_at(int64_t k) { atomic_store(&fail_at, k); }
+
+bool ddp__mem_fails(void) {
+    return atomic_load_explicit(&fail_at, memory_order_relaxed) > 0 && atomic_fetch_sub(&fail_at, 1) == 1;
 }
 
 int64_t ddp_live_bytes_since_gc(void) { return atomic_load_explicit(&since_gc, memory_order_relaxed); }
-void ddp_memory_gc_done(void) { atomic_store_explicit(&since_gc, 0, memory_order_relaxed); }
+int64_t ddp_memory_pressure(void) { return atomic_load_explicit(&pressure, memory_order_relaxed); }
+void ddp_memory_gc_done(void) {
+    atomic_store_explicit(&since_gc, 0, memory_order_relaxed);
+    atomic_store_explicit(&pressure, 0, memory_order_relaxed);
+}
 
 void ddp_set_memory_hooks(void *(*alloc)(void *, size_t), void (*release)(void *, void *, size_t), void *ctx) {
     pthread_mutex_lock(&m.lock);

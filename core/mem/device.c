@@ -10,6 +10,7 @@
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static const ddp_device_type *cuda;
 static char why_not[400];
+_Thread_local bool ddp__copies_later;
 
 /* Does DDP_DEVICE keep this process on the CPU? */
 static bool cpu_forced(void) {

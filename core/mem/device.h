@@ -24,24 +24,28 @@ typedef struct ddp_device_type {
     void *(*alloc)(int i, size_t bytes);
     void (*release)(int i, void *p, size_t bytes);
     /* dst and src on device i or in host memory, dst_device and src_device say which (0: host). A copy out of host memory has read
-     * it when this returns, unless it is pinned; a copy into host memory has arrived when this returns. */
+     * it when this returns; a copy into host memory has arrived when this returns. */
     int (*copy)(void *dst, int dst_device, const void *src, int src_device, size_t bytes);
     int (*zero)(int i, void *p, size_t bytes);
     /* Waits for all that is queued on device i. Failures of work queued earlier come out here, with the op's name. */
     int (*wait)(int i);
 
-    /* Pinned host memory, which copies may read while the host goes on. host_release may come at any time. */
-    void *(*host_alloc)(size_t bytes);
-    void (*host_release)(void *p, size_t bytes);
-    /* Pinned host memory to device i on the copy stream: behind what the compute stream has queued by now, and beside what it
-     * queues later. Whoever uses dst calls copies_join first, from when on the compute stream waits for all such copies. */
+    /* Pinned host memory for copies to device i, which may read it while the host goes on. host_release may come at any time, also
+     * before they have. Page-aligned; NULL with the error set. */
+    void *(*host_alloc)(int i, size_t bytes);
+    void (*host_release)(void *p);
+    /* Pinned host memory to device i, queued on the compute stream: src must stay as it is until then. */
+    int (*copy_later)(int i, void *dst, const void *src, size_t bytes);
+    /* The same on the copy stream: behind what the compute stream has queued by now, and beside what it queues later. Whoever uses dst
+     * (the start of an alloc) calls copies_join first, from when on the compute stream waits for all such copies. dst may be
+     * released at any time. */
     int (*copy_ahead)(int i, void *dst, const void *src, size_t bytes);
     int (*copies_join)(int i);
 
     void (*stats)(int i, ddp_memory *out);
     void (*reset_peak)(int i);
     void (*empty_cache)(int i);
-    void (*fail_at)(int64_t k); /* tests: the k-th allocation from now fails */
+    int64_t (*memory)(int i); /* bytes that the device has */
     /* NaN and infinities among the elements of t, which is floating and was made by or given to c. Waits for the device. */
     int (*count_bad)(const struct ddp_call *c, const struct ddp_tensor *t, int64_t count[2]);
     /* What GPU i is, in words ("NVIDIA H200, 141 GB, driver 580.65, CUDA 13.0"); returns text. */
@@ -61,6 +65,8 @@ typedef const ddp_device_type *(*ddp_plugin_device_fn)(char *why, size_t n, int 
 DDP_LOCAL const ddp_device_type *ddp__device(int device, const char *what);
 /* The same for a device of which a tensor exists: never NULL, never fails. */
 DDP_LOCAL const ddp_device_type *ddp__device_of(int device);
+/* Set: this thread's copies from pinned memory to a device do not wait (ddp_to_device_later). */
+DDP_LOCAL extern _Thread_local bool ddp__copies_later;
 /* GPUs that this process can use, 0 when there are none; why not, when asked for. DDP_DEVICE=cpu: 0. */
 DDP_API int ddp__gpus(char *why, size_t n);
 

@@ -33,6 +33,10 @@ DDP_LOCAL void ddp__packed_clear(void);
 /* Bytes kept, for tests. */
 DDP_API int64_t ddp__packed_bytes(void);
 
+/* Bytes of a device were taken, which has `of` bytes in all: they drive the host's collector too. */
+DDP_LOCAL void ddp__mem_taken(size_t bytes, int64_t of);
+/* True for the allocation that ddp_memory_fail_at wants to fail; each asks once. */
+DDP_API bool ddp__mem_fails(void);
 /* Counts handles: +1, -1. */
 DDP_LOCAL void ddp__mem_count_tensor(int d);
 

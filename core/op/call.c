@@ -80,7 +80,9 @@ static ddp_dtype common_dtype(int n_in, ddp_tensor *const *in) {
 static ddp_tensor *cast_number(const ddp_tensor *x, ddp_dtype to) {
     ddp_meta m = {.dtype = to, .device = x->m.device};
     ddp_tensor *t = ddp__tensor_new(&m);
-    if (t) ddp__store(to, ddp__ptr(t), 0, ddp__load(x->m.dtype, ddp__ptr(x), 0));
+    if (!t) return NULL;
+    ddp__store(to, ddp__ptr(t), 0, ddp__load(x->m.dtype, ddp__ptr(x), 0));
+    t->is_number = true; /* it stays in the host's memory: a kernel of a device takes its value */
     return t;
 }
 

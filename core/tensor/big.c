@@ -58,10 +58,11 @@ static ddp_live live_of(const ddp_big *b) {
     return l;
 }
 
-int ddp_memory_largest(ddp_live *out, int n) {
+int ddp_memory_largest(int device, ddp_live *out, int n) {
     int found = 0;
     pthread_mutex_lock(&all.lock);
     for (const ddp_big *b = all.first; b && n > 0; b = b->next) {
+        if (device >= 0 && b->m.device != device) continue;
         if (found == n && (int64_t)b->bytes <= out[n - 1].bytes) continue;
         int at = found < n ? found++ : n - 1; /* the smallest is pushed out */
         for (; at > 0 && out[at - 1].bytes < (int64_t)b->bytes; at--) out[at] = out[at - 1];

@@ -27,7 +27,9 @@ static size_t header_block(size_t bytes, int device) {
 /* Bytes on a device; an empty storage has none. */
 static void *device_alloc(size_t bytes, int device) {
     const ddp_device_type *d = ddp__device(device, "memory");
-    return d ? d->alloc(device - 1, bytes) : NULL;
+    void *p = d ? d->alloc(device - 1, bytes) : NULL;
+    if (p) ddp__mem_taken(bytes, d->memory(device - 1));
+    return p;
 }
 
 ddp_storage *ddp__storage_new(size_t bytes, int device) {
@@ -193,6 +195,23 @@ ddp_tensor *ddp__tensor_new(const ddp_meta *m) {
     return t;
 }
 
+ddp_tensor *ddp__tensor_pinned(const ddp_meta *m, int device) {
+    size_t bytes = (size_t)ddp__meta_numel(m) * ddp__dtype_bytes[m->dtype];
+    const ddp_device_type *d = ddp__device(device, "pinned memory");
+    ddp_storage *s = d ? ddp__storage_new(0, DDP_CPU) : NULL;
+    void *p = s && bytes ? d->host_alloc(device - 1, bytes) : NULL;
+    if (s && p) {
+        s->data = s->ctx = p;
+        s->bytes = bytes;
+        s->deleter = d->host_release;
+        ddp__mem_taken(bytes, 0);
+    }
+    ddp_tensor *t = s && (p || !bytes) ? ddp__tensor_over(s, m) : NULL;
+    if (t) s->pinned = true;
+    ddp__storage_release(s);
+    return t;
+}
+
 ddp_tensor *ddp_retain(ddp_tensor *t) {
     if (t) atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
     return t;
@@ -225,6 +244,7 @@ uint64_t ddp_storage_id(const ddp_tensor *t) { return t ? (uint64_t)(uintptr_t)t
 int ddp_storage_handles(const ddp_tensor *t) { return t ? atomic_load(&t->storage->refs) : 0; }
 uint64_t ddp_version_of(const ddp_tensor *t) { return t ? atomic_load(&t->storage->version) : 0; }
 int ddp_is_contiguous(const ddp_tensor *t) { return t && ddp__meta_is_rowmajor(&t->m); }
+int ddp_is_pinned(const ddp_tensor *t) { return t && t->storage->pinned; }
 int64_t ddp_storage_offset(const ddp_tensor *t) { return t ? t->m.offset : 0; }
 
 static int dim_of(const ddp_tensor *t, int dim) {

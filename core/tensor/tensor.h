@@ -21,6 +21,7 @@ typedef struct ddp_storage {
     atomic_int refs;
     bool graph_views;   /* a view of it was recorded: in place is refused inside graphs */
     bool big;           /* a ddp_big lies behind it */
+    bool pinned;        /* bytes of the host that a device copies while the host goes on */
     atomic_bool packed; /* kernels may have kept something that they made of it */
     int device;
     size_t bytes;
@@ -67,6 +68,8 @@ DDP_LOCAL void ddp__storage_release(ddp_storage *s);
 DDP_LOCAL ddp_tensor *ddp__tensor_over(ddp_storage *s, const ddp_meta *m);
 /* A tensor with storage of its own for m (offset 0, dense). */
 DDP_LOCAL ddp_tensor *ddp__tensor_new(const ddp_meta *m);
+/* The same in the host's pinned memory, for copies to `device`. */
+DDP_LOCAL ddp_tensor *ddp__tensor_pinned(const ddp_meta *m, int device);
 /* As results of ops are given out: to the open scope, if there is one. Returns t. */
 DDP_LOCAL ddp_tensor *ddp__scope_own(ddp_tensor *t);
 /* Gives up a reference that the library itself took: unlike ddp_release it leaves the scope's list alone, for the scope's

@@ -19,6 +19,8 @@ typedef struct ddp_gpu {
 
 /* GPU i, made ready on first use and selected on this thread; NULL with the error set. */
 DDP_LOCAL ddp_gpu *ddp__gpu(int i);
+/* GPU i selected on this thread and nothing more: for calls that may set no error. */
+DDP_LOCAL cudaError_t ddp__gpu_select(int i);
 /* The GPU that c computes on, likewise. */
 DDP_LOCAL ddp_gpu *ddp__gpu_of(const ddp_call *c);
 /* Waits for the compute stream; a status. What failed in ops queued before comes out here: `what` is what the host waits for. */
@@ -36,16 +38,27 @@ DDP_LOCAL int ddp__cuda_check(cudaError_t e, const char *what);
 /* Bytes for work that is queued on the compute stream; NULL with the error set. Given back at any time after that work is queued. */
 DDP_LOCAL void *ddp__gpu_alloc(int i, size_t bytes);
 DDP_LOCAL void ddp__gpu_release(int i, void *p, size_t bytes);
-/* Scratch of one call, the same. */
+/* The same for work on another stream of GPU i, at most seven; released in the same way. */
+DDP_LOCAL void *ddp__gpu_alloc_on(int i, cudaStream_t stream, size_t bytes);
+/* What is queued on `stream` by now uses the block that begins at p, on another stream than it was made for: once released, it is
+ * given out again only when that has passed. Nothing for other memory. Called after the work was queued. */
+DDP_LOCAL void ddp__gpu_block_used_on(const void *p, cudaStream_t stream);
+/* The compute stream of GPU i now waits for what is queued on `stream`: such uses need no more care. */
+DDP_LOCAL void ddp__gpu_stream_joined(int i, cudaStream_t stream);
+/* Scratch of one call, on the compute stream. */
 DDP_LOCAL void *ddp__cuda_scratch_take(const ddp_call *c, size_t bytes);
 DDP_LOCAL void ddp__cuda_scratch_give(const ddp_call *c, void *p, size_t bytes);
 DDP_LOCAL void ddp__gpu_stats(int i, ddp_memory *out);
 DDP_LOCAL void ddp__gpu_reset_peak(int i);
 DDP_LOCAL void ddp__gpu_empty_cache(int i);
-DDP_LOCAL void ddp__gpu_fail_at(int64_t k);
-/* Pinned host memory: given out again when no copy reads it any more. */
-DDP_LOCAL void *ddp__pinned_alloc(size_t bytes);
-DDP_LOCAL void ddp__pinned_release(void *p, size_t bytes);
+/* The host has waited for the compute stream: a good time to give back what is not to be cached. */
+DDP_LOCAL void ddp__gpu_waited(int i);
+/* Pinned host memory for copies to GPU i; released while copies still read it, it is given out again when they have. */
+DDP_LOCAL void *ddp__pinned_alloc(int i, size_t bytes);
+DDP_LOCAL void ddp__pinned_release(void *p);
+/* A copy that reads the block at or around p was queued on `stream` of the GPU selected on this thread. A status. */
+DDP_LOCAL int ddp__pinned_read_by(const void *p, cudaStream_t stream);
+DDP_LOCAL void ddp__pinned_empty(void);
 
 /* ---- launches (launch.c) ----------------------------------------------------------------------------------------------------- */
 

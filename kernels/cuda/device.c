@@ -22,7 +22,7 @@ int ddp__cuda_check(cudaError_t e, const char *what) {
     if (e == cudaSuccess) return 0;
     ddp__cuda.cudaGetLastError(); /* it is told here: the next call's error is its own */
     const char *name = ddp__cuda.cudaGetErrorName(e), *text = ddp__cuda.cudaGetErrorString(e);
-    if (e == cudaErrorMemoryAllocation) return ddp__fail(DDP_ENOMEM, "%s: out of GPU memory", what);
+    if (e == cudaErrorMemoryAllocation) return ddp__fail(DDP_ENOMEM, "%s: out of memory on cuda:%d", what, selected);
     char recent[400];
     ddp__recent_text(recent, sizeof recent);
     if (e == cudaErrorDevicesUnavailable || e == cudaErrorNoDevice || e == cudaErrorUnknown)
@@ -55,10 +55,17 @@ static int make_ready(ddp_gpu *g, int i) {
     return ddp__cuda_check(e, "making a GPU ready");
 }
 
+cudaError_t ddp__gpu_select(int i) {
+    cudaError_t e = selected == i ? cudaSuccess : ddp__cuda.cudaSetDevice(i);
+    if (!e) selected = i;
+    return e;
+}
+
 ddp_gpu *ddp__gpu(int i) {
-    if (selected != i) {
-        if (ddp__cuda_check(ddp__cuda.cudaSetDevice(i), "cudaSetDevice") < 0) return NULL;
-        selected = i;
+    cudaError_t e = ddp__gpu_select(i);
+    if (e) {
+        ddp__cuda_check(e, "cudaSetDevice");
+        return NULL;
     }
     if (atomic_load_explicit(&gpus[i].ready, memory_order_acquire)) return &gpus[i].gpu;
     pthread_mutex_lock(&lock);
@@ -130,17 +137,26 @@ int ddp__gpu_wait(ddp_gpu *g, const char *what) {
     if (atomic_load(&poison[g->index].status))
         return ddp__fail(atomic_load(&poison[g->index].status), "%s", poison[g->index].text);
     ddp__recent_clear();
+    ddp__gpu_waited(g->index);
     return raise_fault(g);
 }
 
 /* ---- the table that the core sees ---- */
+
+/* Would an asynchronous copy still read p after it returned? */
+static bool is_pinned(const void *p) {
+    struct cudaPointerAttributes a;
+    if (ddp__cuda.cudaPointerGetAttributes(&a, p) == cudaSuccess) return a.type == cudaMemoryTypeHost;
+    ddp__cuda.cudaGetLastError();
+    return false;
+}
 
 static int gpu_copy(void *dst, int dst_device, const void *src, int src_device, size_t bytes) {
     ddp_gpu *g = ddp__gpu((dst_device ? dst_device : src_device) - 1);
     if (!g) return ddp__pending();
     const char *what = !dst_device ? "reading from the GPU" : !src_device ? "copying to the GPU" : "copying on the GPU";
     int st = ddp__cuda_check(ddp__cuda.cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, g->compute), what);
-    return st == 0 && !dst_device ? ddp__gpu_wait(g, what) : st;
+    return st == 0 && (!dst_device || (!src_device && is_pinned(src))) ? ddp__gpu_wait(g, what) : st;
 }
 
 static int gpu_zero(int i, void *p, size_t bytes) {
@@ -153,13 +169,24 @@ static int gpu_wait(int i) {
     return g ? ddp__gpu_wait(g, "waiting for the GPU") : ddp__pending();
 }
 
+static const char to_gpu[] = "copying to the GPU";
+
+static int gpu_copy_later(int i, void *dst, const void *src, size_t bytes) {
+    const ddp_gpu *g = ddp__gpu(i);
+    if (!g) return ddp__pending();
+    int st = ddp__cuda_check(ddp__cuda.cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, g->compute), to_gpu);
+    return st < 0 ? st : ddp__pinned_read_by(src, g->compute);
+}
+
 static int gpu_copy_ahead(int i, void *dst, const void *src, size_t bytes) {
     const ddp_gpu *g = ddp__gpu(i);
     if (!g) return ddp__pending();
     cudaError_t e = ddp__cuda.cudaEventRecord(g->computed, g->compute); /* dst's bytes may still be in use */
     if (!e) e = ddp__cuda.cudaStreamWaitEvent(g->copy, g->computed, 0);
     if (!e) e = ddp__cuda.cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, g->copy);
-    return ddp__cuda_check(e, "copying to the GPU");
+    if (e) return ddp__cuda_check(e, to_gpu);
+    ddp__gpu_block_used_on(dst, g->copy);
+    return ddp__pinned_read_by(src, g->copy);
 }
 
 static int gpu_copies_join(int i) {
@@ -167,7 +194,18 @@ static int gpu_copies_join(int i) {
     if (!g) return ddp__pending();
     cudaError_t e = ddp__cuda.cudaEventRecord(g->copied, g->copy);
     if (!e) e = ddp__cuda.cudaStreamWaitEvent(g->compute, g->copied, 0);
-    return ddp__cuda_check(e, "copying to the GPU");
+    if (!e) ddp__gpu_stream_joined(i, g->copy);
+    return ddp__cuda_check(e, to_gpu);
+}
+
+static int64_t gpu_memory(int i) {
+    const ddp_gpu *g = ddp__gpu(i);
+    return g ? (int64_t)g->prop.totalGlobalMem : 0;
+}
+
+static void gpu_empty_cache(int i) {
+    ddp__gpu_empty_cache(i);
+    ddp__pinned_empty();
 }
 
 static const char *gpu_describe(int i, char *text, size_t n) {
@@ -201,12 +239,13 @@ static ddp_device_type type = {
     .wait = gpu_wait,
     .host_alloc = ddp__pinned_alloc,
     .host_release = ddp__pinned_release,
+    .copy_later = gpu_copy_later,
     .copy_ahead = gpu_copy_ahead,
     .copies_join = gpu_copies_join,
     .stats = ddp__gpu_stats,
     .reset_peak = ddp__gpu_reset_peak,
-    .empty_cache = ddp__gpu_empty_cache,
-    .fail_at = ddp__gpu_fail_at,
+    .empty_cache = gpu_empty_cache,
+    .memory = gpu_memory,
     .count_bad = ddp__gpu_count_bad,
     .describe = gpu_describe,
     .uuid = gpu_uuid,

@@ -26,6 +26,8 @@ static int run_to_device(const ddp_call *c) {
     const ddp_tensor *x = c->in[0], *y = c->out[0];
     size_t bytes = (size_t)x->numel * ddp__dtype_bytes[x->m.dtype];
     if (!bytes) return 0;
+    if (ddp__copies_later && x->storage->pinned && y->m.device != DDP_CPU && ddp__meta_is_dense(&x->m))
+        return ddp__device_of(y->m.device)->copy_later(y->m.device - 1, ddp__ptr(y), ddp__ptr(x), bytes);
     if (ddp__meta_is_dense(&x->m)) return copy_bytes(ddp__ptr(y), y->m.device, ddp__ptr(x), x->m.device, bytes);
     const char *from;
     void *owned = NULL, *packed = NULL;

@@ -39,10 +39,10 @@ M.error = fail
 
 local text_out = ffi.new "const char *[1]"
 
--- What the memory is in, and what to try, in that order.
-local function memory_report()
-  local live = ffi.new "ddp_live[10]"
-  local n = C.ddp_memory_largest(live, 10)
+-- What the memory is in, and what to try, in that order. text: the failure, which names the GPU when it is one.
+local function memory_report(text)
+  local live, gpu = ffi.new "ddp_live[10]", text:match "on cuda:(%d+)"
+  local n = C.ddp_memory_largest(gpu and gpu + 1 or C.DDP_CPU, live, 10)
   local lines = {}
   for i = 0, n - 1 do
     local l, size = live[i], {}
@@ -61,7 +61,7 @@ local function raise()
   local status = C.ddp_error_take(text_out)
   local text = ffi.string(text_out[0])
   if status == 0 then text = "an unknown failure" end
-  if status == C.DDP_ENOMEM then text = text .. memory_report() end
+  if status == C.DDP_ENOMEM then text = text .. memory_report(text) end
   fail(text)
 end
 M.raise = raise
@@ -76,8 +76,9 @@ end
 
 local gc, cast, release = ffi.gc, ffi.cast, C.ddp_release
 local reference = ffi.typeof "ddp_tensor &" -- a pointer would take t[1] for an array's element
-local LIMIT = 24 * 2 ^ 20 -- native bytes between collections, at least
+local LIMIT = tonumber(C.DDP_GC_BYTES) -- native bytes between collections, at least
 local limit = LIMIT
+local look = LIMIT -- the same in all that was made, of which a GPU's bytes count for less
 
 -- Native memory drives the collector, which sees 16 bytes where there may be megabytes. A full collection costs in
 -- proportion to the live Lua data, so what may pile up before the next one grows with that.
@@ -85,6 +86,15 @@ local function collect()
   collectgarbage "collect"
   C.ddp_memory_gc_done()
   limit = math.max(LIMIT, math.min(collectgarbage "count" * 1024 * .5, 2 * LIMIT))
+  look = limit
+end
+
+-- So many bytes were made: collects when they press enough, and says so.
+local function due(made)
+  local left = limit - tonumber(C.ddp_memory_pressure())
+  look = made + left
+  if left < 0 then collect() end
+  return left < 0
 end
 
 -- The line that makes a tensor of 1 MB or more is kept for the out-of-memory error. Looking it up costs half a microsecond,
@@ -100,10 +110,7 @@ local function own(t)
   local made = tonumber(C.ddp_live_bytes_since_gc())
   if made - looked >= BIG or made < looked then note_line(t) end
   looked = made
-  if made > limit then
-    collect()
-    looked = 0
-  end
+  if made > look and due(made) then looked = 0 end
   return gc(cast(reference, t), release)
 end
 M.own = own

@@ -75,7 +75,7 @@ end
 -- loss:backward() that starts from `share` of the loss; `reduce`: the gradients are whole then.
 local function backward(self, loss, share, reduce)
   local from = self.scaler and self.scaler:scale(loss) or loss
-  local seed = share ~= 1 and tensor.full(from:size(), share, { dtype = from:dtype() }) or nil
+  local seed = share ~= 1 and tensor.full(from:size(), share, { dtype = from:dtype(), device = from:device() }) or nil
   local opts = { weight = self.total }
   grad.next_factor = self.expected -- share, then R / W, then W: what comes of this micro-batch in the end is its share times R
   if not self.wrapped or reduce then from:backward(seed, opts)

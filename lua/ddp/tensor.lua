@@ -102,7 +102,7 @@ end
 local function like(name, fn)
   M[name .. "_like"] = function(t, opts)
     opts = base.options(name .. "_like", opts, MAKE_OPTIONS)
-    opts.dtype = opts.dtype or t:dtype()
+    opts.dtype, opts.device = opts.dtype or t:dtype(), opts.device or t:device()
     return fn(t:size(), opts)
   end
 end
@@ -395,6 +395,12 @@ end
 
 -- ---- types ----------------------------------------------------------------------------------------------------------------
 
+local function to_later(t, device)
+  local there = C.ddp_to_device_later(t, device)
+  if there == nil and base.out_of_memory() then there = C.ddp_to_device_later(t, device) end
+  return own(there)
+end
+
 -- to("bf16"), to("cuda"), to("cuda", "bf16"), to{device =, dtype =}. non_blocking: from pinned memory the host never waits.
 function T.to(t, what, more)
   local opts = type(what) == "table" and what or type(more) == "table" and more or nil
@@ -406,11 +412,17 @@ function T.to(t, what, more)
   if not device and not dtype then fail "to: a dtype or a device is missing" end
   if device then
     local number = base.device(device, "to")
-    if number ~= C.ddp_device_of(t) then t = ops.to_device(t, base.device_name(number)) end
+    if number ~= C.ddp_device_of(t) then
+      t = opts.non_blocking and to_later(t, number) or ops.to_device(t, base.device_name(number))
+    end
   end
   if not dtype or base.dtype(dtype, "to") == C.ddp_dtype_of(t) then return t end
   return ops.cast(t, dtype)
 end
+-- A copy in the host's pinned memory, from which a:to("cuda", {non_blocking = true}) does not wait; until ddp.synchronize() the copy must
+-- not be written.
+function T.pin_memory(t, device) return own(C.ddp_pin_memory(t, base.device(device or "cuda", "pin_memory"))) end
+function T.is_pinned(t) return C.ddp_is_pinned(t) == 1 end
 for method, dtype in pairs { float = "f32", double = "f64", half = "f16", bfloat16 = "bf16", long = "i64", int = "i32", byte = "u8", bool = "bool" } do
   T[method] = function(t) return T.to(t, dtype) end
 end

@@ -124,16 +124,16 @@ static void the_largest_are_listed(void) {
     ddp_set_origin(big, "train.c:7");
     ddp_set_origin(small, "nowhere");
     check("and then no more", !ddp_wants_origin(big));
-    int n = ddp_memory_largest(live, 3);
+    int n = ddp_memory_largest(-1, live, 3);
     check("the largest tensors are listed, the largest first",
           n == 2 && live[0].bytes == 20 << 20 && live[1].bytes == 12 << 20 && live[1].ndim == 1 &&
               live[1].size[0] == 3 << 20 && strcmp(live[1].op, "full") == 0);
     check("with the line that made them", strcmp(live[1].where, "train.c:7") == 0 && live[0].where[0] == 0);
-    check("as many as asked for", ddp_memory_largest(live, 1) == 1 && live[0].bytes == 20 << 20);
+    check("as many as asked for", ddp_memory_largest(-1, live, 1) == 1 && live[0].bytes == 20 << 20);
     ddp_release(big);
     ddp_release(bigger);
     ddp_release(small);
-    check("and leave the list when they are gone", ddp_memory_largest(live, 3) == 0);
+    check("and leave the list when they are gone", ddp_memory_largest(-1, live, 3) == 0);
 }
 
 int main(void) {
