@@ -6,9 +6,12 @@ local ddp = require "ddp"
 local function digest()
   ddp.manual_seed(5)
   local function cuda(size) return ddp.randn(size):to "cuda" end
-  local results = { ops.adaptive_avg_pool2d(cuda { 2, 40, 9, 7 }, { 1, 1 }), ops.adaptive_avg_pool2d(cuda { 1, 64, 30, 30 }:permute(1, 3, 4, 2):contiguous():permute(1, 4, 2, 3), { 1, 2 }),
+  local results = {
+    ops.adaptive_avg_pool2d(cuda { 2, 40, 9, 7 }, { 1, 1 }),
+    ops.adaptive_avg_pool2d(cuda { 1, 64, 30, 30 }:permute(1, 3, 4, 2):contiguous():permute(1, 4, 2, 3), { 1, 2 }),
     ops.embedding_grad(cuda { 5000, 24 }, ddp.randint(0, 300, { 5000 }):to "cuda", 70000), ops.embedding_grad(cuda { 3000, 5 }, ddp.randint(0, 3, { 3000 }):to "cuda", 3),
-    ops.gather_grad(cuda { 100, 9 }, ddp.randint(0, 20, { 100, 9 }):to "cuda", { 20, 9 }, 1) }
+    ops.gather_grad(cuda { 100, 9 }, ddp.randint(0, 20, { 100, 9 }):to "cuda", { 20, 9 }, 1),
+  }
   local function add(...) for i = 1, select("#", ...) do results[#results + 1] = (select(i, ...)) end end
   add(ops.grad_norm { cuda { 9000 }, cuda { 3, 4 }, cuda { 40, 30 }:slice(2, 1, 30, 2) })
   add(ops.grad_clip_({ cuda { 9000 } }, 0.5))
