@@ -40,11 +40,11 @@ else
     normalize = { mean = { 0.4914, 0.4822, 0.4465 }, std = { 0.247, 0.2435, 0.2616 } } } }
 end
 local plain = image.transform and { normalize = image.transform.normalize }
-local loader = ddp.data.DataLoader(train, { batch_size = args.batch, workers = args.workers, drop_last = true, transform = image.transform,
+local loader = ddp.data.DataLoader(train, { batch_size = args.batch, workers = args.workers, device = ddp.device(), drop_last = true, transform = image.transform,
   sampler = ddp.data.DistributedSampler(train, { shuffle = true, seed = args.seed }) })
 
 -- ---- model --------------------------------------------------------------------------------------------------------
-local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels }
+local model = ddp.models[args.model] { num_classes = 10, stem = "cifar", in_channels = image.channels }:to(ddp.device())
 local net = ddp.DistributedDataParallel(model)
 local epochs = args.epochs > 0 and args.epochs or args.steps > 0 and math.huge or digits and 20 or 30
 local total = args.steps > 0 and args.steps or epochs * math.ceil(loader:len() / args.accumulate)
@@ -65,7 +65,18 @@ local stepper = ddp.stepper { model = net, optimizer = opt, accumulate = args.ac
 -- ---- training ------------------------------------------------------------------------------------------------------
 local WINDOW = 50 -- steps that the loss shown is the mean of
 local step, losses = 0, {} -- steps of the optimizer; the mean loss of each
+-- Losses of steps that were not read yet: reading one waits for its step, so a GPU is asked now and then only.
+local unread = {}
+local function read_losses()
+  for i, loss in ipairs(unread) do
+    local at, value = step - #unread + i, loss:item()
+    if value ~= value then error(("the loss is NaN at step %d; try a lower --lr"):format(at), 0) end
+    losses[at], losses[at - WINDOW] = value, nil
+  end
+  unread = {}
+end
 local function recent()
+  read_losses()
   local sum, n = 0, math.min(step, WINDOW)
   for i = step - n + 1, step do sum = sum + losses[i] end
   return sum, math.max(n, 1)
@@ -75,6 +86,7 @@ end
 local state = { model = net, optimizer = opt, schedule = schedule, scaler = scaler, loader = loader }
 local function save()
   if args.save == "" then return end
+  read_losses()
   state.extra = { model = args.model, step = step, losses = ddp.all_gather_object(losses) }
   ddp.save(args.save, state)
 end
@@ -86,16 +98,15 @@ if args.resume ~= "" then
   ddp.print(("goes on after step %d, in epoch %d"):format(step, loader:epoch() + 1))
 end
 
-local sum, batches = 0, 0 -- losses of the window that is being accumulated
+local sum, batches = nil, 0 -- losses of the window that is being accumulated
 local function forward(x, y) return F.cross_entropy(net(x), y) end
 
 -- A window has ended: its loss is noted, and shown now and then.
 local function close_step(epoch)
   step = step + 1
-  local value = sum / batches
-  if value ~= value then error(("the loss is NaN at step %d; try a lower --lr"):format(step), 0) end
-  losses[step], losses[step - WINDOW] = value, nil
-  sum, batches = 0, 0
+  unread[#unread + 1] = batches == 1 and sum or sum / batches
+  sum, batches = nil, 0
+  if step % 10 == 0 then read_losses() end
   if args.save_every > 0 and step % args.save_every == 0 then save() end
   if step % 10 == 0 then ddp.progress(("epoch %d, step %d of %d, loss %.4f"):format(epoch, step, total, (recent()) / math.min(step, WINDOW))) end
 end
@@ -103,7 +114,8 @@ end
 local function train_batch(epoch, x, y)
   local loss = ddp.autocast(args.amp ~= "none" and args.amp, forward, x, y)
   local _, info = stepper(loss)
-  sum, batches = sum + loss:item(), batches + 1
+  loss = loss:detach()
+  sum, batches = sum and sum + loss or loss, batches + 1
   if info.window_end then close_step(epoch) end
 end
 
@@ -138,7 +150,7 @@ end
 -- ---- evaluation: each sample once, whatever the number of ranks -------------------------------------------------------
 local accuracy
 if test then
-  local eval = ddp.data.DataLoader(test, { batch_size = 256, workers = args.workers, transform = plain, sampler = ddp.data.DistributedSampler(test, { shuffle = false }) })
+  local eval = ddp.data.DataLoader(test, { batch_size = 256, workers = args.workers, device = ddp.device(), transform = plain, sampler = ddp.data.DistributedSampler(test, { shuffle = false }) })
   net:eval()
   local right, seen = 0, 0
   ddp.no_grad(function()

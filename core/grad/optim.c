@@ -154,8 +154,9 @@ int ddp_optim_grad_norm(ddp_optim *const *o, int n, double inv_scale, ddp_tensor
     for (int k = 0; k < n && st >= 0; k++) all += st = list_grads(o[k], list + all);
     if (st >= 0 && all > 0) st = ddp_grad_norm(all, list, inv_scale, norm, found);
     else if (st >= 0) {
-        *norm = ddp_full(0, NULL, 0, DDP_F32, DDP_CPU);
-        *found = ddp_full(0, NULL, 0, DDP_F32, DDP_CPU);
+        int device = n && o[0]->n ? o[0]->params[0]->m.device : DDP_CPU;
+        *norm = ddp_full(0, NULL, 0, DDP_F32, device);
+        *found = ddp_full(0, NULL, 0, DDP_F32, device);
         st = ddp__pending();
     }
     free(list);

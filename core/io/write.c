@@ -151,12 +151,16 @@ static int put(writer *w, const char *p, size_t n) {
 /* Row-major, whatever the strides: gathered piece by piece. */
 static int put_tensor(writer *w, const ddp_tensor *t) {
     size_t width = ddp__dtype_bytes[t->m.dtype], room = PIECE / 16 / width, have = 0;
-    const char *base = t->numel > 0 ? ddp_data(t) : NULL;
-    if (ddp__meta_is_rowmajor(&t->m)) return put(w, base, (size_t)t->numel * width);
-    char *piece = malloc(room * width);
-    if (!piece) return ddp__fail(DDP_ENOMEM, "save: out of memory");
+    const char *base;
+    void *owned;
+    int st = ddp__host_view(t, &base, &owned);
+    if (st == 0 && ddp__meta_is_rowmajor(&t->m)) st = put(w, base, (size_t)t->numel * width);
+    char *piece = st == 0 && !ddp__meta_is_rowmajor(&t->m) ? malloc(room * width) : NULL;
+    if (!piece) {
+        free(owned);
+        return st < 0 || ddp__meta_is_rowmajor(&t->m) ? st : ddp__fail(DDP_ENOMEM, "save: out of memory");
+    }
     int64_t at[DDP_MAX_DIM] = {0}, place = 0;
-    int st = 0;
     for (int64_t i = 0; i < t->numel && st == 0; i++) {
         memcpy(piece + have++ * width, base + place * (int64_t)width, width);
         if (have == room || i + 1 == t->numel) {
@@ -171,6 +175,7 @@ static int put_tensor(writer *w, const ddp_tensor *t) {
         }
     }
     free(piece);
+    free(owned);
     return st;
 }
 

@@ -182,11 +182,21 @@ static int copy_overlapping(ddp_call *c, ddp_tensor **in, ddp_tensor **owned) {
     return 0;
 }
 
+/* copy_ alone takes a source of another device. */
+static int bring_source(ddp_tensor **in, ddp_tensor **owned) {
+    if (!in[0] || !in[1] || in[1]->is_number || in[0]->m.device == in[1]->m.device) return 0;
+    ddp_tensor *here = ddp_keep(ddp_to_device(in[1], in[0]->m.device));
+    if (!here) return ddp__pending();
+    owned[1] = in[1] = here;
+    return 0;
+}
+
 /* in and owned are scratch of n_in entries. */
 static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_place) {
     const ddp_op_def *op = c->op;
     ddp_meta meta[DDP_MAX_OUT];
-    int st = check_inputs(op, c->n_in, in);
+    int st = op->id == DDP_OP_copy_ ? bring_source(in, owned) : 0;
+    if (st == 0) st = check_inputs(op, c->n_in, in);
     if (st < 0) return st;
     if (ddp__autocast != DDP_AUTOCAST_OFF && (op->flags & DDP_OPF_AMP) && !in_place &&
         (st = ddp__slots.cast(op, c->n_in, in, owned)) < 0)

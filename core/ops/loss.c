@@ -3,9 +3,11 @@
 
 enum { NONE, MEAN, SUM };
 
-/* Every label in 0 .. classes-1 or ignore; reads the labels (the cpu has them at hand). */
+/* Every label in 0 .. classes-1 or ignore. Only the cpu has them at hand: on a GPU the kernel sees them, and the host's next wait
+ * raises what it saw. */
 static int check_labels(const ddp_call *c, const ddp_tensor *target, int64_t classes, int64_t ignore) {
     int64_t idx[DDP_MAX_DIM] = {0}, at = 0;
+    if (target->m.device != DDP_CPU) return 0;
     const int64_t *p = (const int64_t *)(const void *)ddp__ptr(target);
     for (int64_t i = 0; i < target->numel; i++) {
         int64_t label = p[at];
@@ -75,7 +77,7 @@ static int cross_entropy_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tenso
     const ddp_cross_entropy_grad_attrs *a = v->attrs;
     const ddp_meta *l = &v->in_meta[1];
     int dtype = (int)ddp__wide(l->dtype);
-    ddp_tensor *classes = ddp_arange(0, (double)l->size[1], 1, DDP_I64, DDP_CPU);
+    ddp_tensor *classes = ddp_arange(0, (double)l->size[1], 1, DDP_I64, l->device);
     int64_t shape[DDP_MAX_DIM], target_shape[DDP_MAX_DIM];
     for (int d = 0; d < l->ndim; d++) {
         shape[d] = d == 1 ? l->size[1] : 1;

@@ -6,7 +6,7 @@ static int to_device_infer(const ddp_call *c, ddp_meta *out) {
     const ddp_to_device_attrs *a = c->attrs;
     ddp__out_like(c, 0, c->in[0]->m.dtype, out);
     out->device = (int)a->device;
-    if (a->device != DDP_CPU && !ddp__device((int)a->device, c->op->name)) return ddp__pending();
+    if (a->device != DDP_CPU && !ddp__device((int)a->device, "to")) return ddp__pending();
     return 0;
 }
 

@@ -21,4 +21,68 @@ typedef struct walk_args {
     double attrs[2]; /* what the kernel says */
 } walk_args;
 
+/* ---- reductions (reduce.cu) ---- */
+
+enum { LINE_DIMS = 8 };
+
+/* x as results, and what falls on each of them. Dims innermost first, at least one of each; strides of those that are not
+ * there are 0. */
+typedef struct reduce_args {
+    const void *x;
+    void *y;      /* results; of extremes NULL where only positions are wanted */
+    int64_t *ids; /* positions of extremes, or NULL */
+    void *part;   /* where splits > 1: what each split of a result's elements found, [outs][splits] */
+    int64_t outs, ins; /* results; elements of each */
+    double count;      /* sums are divided by it */
+    int32_t n_kept, n_gone;
+    int32_t splits;   /* blocks in y */
+    int32_t lanes;    /* rows: threads a result; columns: columns a block */
+    int32_t packed;   /* runs may be read as one */
+    int32_t smallest; /* of extremes */
+    int64_t kept_size[LINE_DIMS], kept_stride[LINE_DIMS], kept_at[LINE_DIMS]; /* strides in x and among the results */
+    int64_t gone_size[LINE_DIMS], gone_stride[LINE_DIMS];
+} reduce_args;
+
+/* ---- lines along one dim (softmax.cu) ---- */
+
+/* Operands are 0: the result, 1 and 2: in[0], in[1]. Strides and steps in elements. */
+typedef struct lines_args {
+    const void *in[2];
+    void *out;
+    int64_t n, lines; /* elements of a line; lines */
+    int64_t step[3];  /* from one element of a line to the next */
+    int32_t ndim;     /* of the other dims, innermost first */
+    int32_t across;   /* lines lie side by side, their elements apart: lanes columns a block; else lanes threads a line */
+    int32_t lanes;
+    int32_t packed;    /* runs may be read as one */
+    int32_t logarithm; /* log softmax */
+    int32_t unused;
+    int64_t size[LINE_DIMS], stride[3][LINE_DIMS];
+} lines_args;
+
+/* ---- cross-entropy (loss.cu) ---- */
+
+/* Lines are the logits of one target. Operands are 0: losses or dlogits, 1: logits, 2: targets, 3: g. */
+typedef struct loss_args {
+    void *out;
+    const void *x;
+    const int64_t *target;
+    const void *g;   /* NULL: a number, */
+    double g_number; /* this one */
+    void *part;      /* what each block of many found: the sum of its losses, */
+    int64_t *counts; /* how many of its targets are not ignored */
+    int64_t *fault;  /* ddp__cuda_fault_word */
+    int64_t n, lines; /* classes; targets */
+    int64_t step[2];  /* from one class to the next */
+    int64_t ignore;
+    double smoothing;
+    int32_t reduction; /* 0 none, 1 mean, 2 sum */
+    int32_t parts;     /* of part and counts; of a gradient 0: nobody has counted */
+    int32_t op;        /* for fault_at */
+    int32_t ndim;      /* of the other dims, innermost first */
+    int32_t across, lanes, packed; /* as lines_args */
+    int32_t unused;
+    int64_t size[LINE_DIMS], stride[4][LINE_DIMS];
+} loss_args;
+
 #endif

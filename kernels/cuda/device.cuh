@@ -43,9 +43,30 @@ static __device__ __forceinline__ float widen(f16 x) { return __half2float(x); }
 static __device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
 static __device__ __forceinline__ unsigned char widen(bool8 x) { return x.v; }
 
+/* Floats to integers as the CPU does it: what an i64 does not hold saturates there, NaN is 0, and a narrower type takes the low
+ * bits. */
+static __device__ __forceinline__ int64_t whole_of(double v) {
+    if (!(v > -9223372036854775808.0)) return v == v ? (int64_t)0x8000000000000000u : 0;
+    return v >= 9223372036854775808.0 ? 0x7fffffffffffffff : (int64_t)v;
+}
+template <class T> struct is_whole {
+    static const bool yes = false;
+};
+template <> struct is_whole<long long> {
+    static const bool yes = true;
+};
+template <> struct is_whole<int> {
+    static const bool yes = true;
+};
+template <> struct is_whole<unsigned char> {
+    static const bool yes = true;
+};
+
 /* From what was computed to what is stored: rounded to nearest even; a bool is != 0. */
 template <class T> struct store_as {
     template <class W> static __device__ __forceinline__ T from(W x) { return (T)x; }
+    static __device__ __forceinline__ T from(float x) { return is_whole<T>::yes ? (T)whole_of(x) : (T)x; }
+    static __device__ __forceinline__ T from(double x) { return is_whole<T>::yes ? (T)whole_of(x) : (T)x; }
 };
 template <> struct store_as<f16> {
     template <class W> static __device__ __forceinline__ f16 from(W x) { return __float2half_rn((float)x); }

@@ -75,7 +75,7 @@ function Scaler:scale(loss)
   end
   if not tensor.is_tensor(loss) then fail("scale: expected a tensor, got a " .. type(loss)) end
   self.scaled = true
-  local factor = tensor.full({}, self.value)
+  local factor = tensor.full({}, self.value, { device = loss:device() })
   local scaled = ops.mul(loss, factor)
   base.free(factor)
   return scaled
@@ -107,14 +107,18 @@ end
 -- Divides the gradients of opt by the scale, and notes what it found in them.
 local function unscale(self, what, opt, entry)
   local grads = {}
+  local device
   for _, group in ipairs(opt.param_groups) do
-    for _, p in ipairs(group.params) do grads[#grads + 1] = p.grad end
+    for _, p in ipairs(group.params) do
+      device = device or p:device()
+      grads[#grads + 1] = p.grad
+    end
   end
   local found
   if #grads > 0 then found = ops.grad_unscale_(grads, f32(1 / self.value))
   else
     no_gradients(what)
-    found = tensor.zeros {} -- other ranks may have some, and wait
+    found = tensor.zeros({}, { device = device }) -- other ranks may have some, and wait
   end
   note_found(opt, entry, "unscaled", found)
 end

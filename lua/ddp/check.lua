@@ -7,7 +7,7 @@ local C, fail = base.C, base.error
 
 -- 32 bits of a parameter's bits. Each step is one-to-one in the hash and in the word, so one changed bit always shows.
 local function hash(p)
-  local t = p:is_contiguous() and p or p:contiguous()
+  local t = p:detach():to "cpu":contiguous()
   local bytes = t:numel() * tonumber(C.ddp_dtype_size(C.ddp_dtype_of(t)))
   local data = C.ddp_data(t)
   local words, tail = ffi.cast("const int32_t *", data), ffi.cast("const uint8_t *", data)

@@ -110,11 +110,11 @@ local function call(def, ...)
   keep_saved(ctx, is_input)
   local outputs = tensors_of(results, results.n)
   local metas, in_metas = {}, {} -- handles on results in here would hold their own graph
-  for i, y in ipairs(outputs) do metas[i] = { size = y:size(), dtype = y:dtype() } end
+  for i, y in ipairs(outputs) do metas[i] = { size = y:size(), dtype = y:dtype(), device = y:device() } end
   for i, x in ipairs(inputs) do in_metas[i] = { size = x:size() } end
   grad.record_host(function(...)
     local grads = { ... }
-    for i, m in ipairs(metas) do grads[i] = grads[i] or tensor.zeros(m.size, { dtype = m.dtype }) end
+    for i, m in ipairs(metas) do grads[i] = grads[i] or tensor.zeros(m.size, { dtype = m.dtype, device = m.device }) end
     return check_grads(in_metas, place, n, def.backward(ctx, unpack(grads, 1, #metas)))
   end, inputs, outputs)
   return unpack(results, 1, results.n)

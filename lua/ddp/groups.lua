@@ -51,10 +51,10 @@ function M.within(g, fn, ...)
 end
 
 -- A contiguous tensor to write into.
-function M.empty(shape, dtype)
+function M.empty(shape, dtype, device)
   local n = 1
   for _, s in ipairs(shape) do n = n * s end
-  return tensor.empty(n, { dtype = dtype }):view(shape)
+  return tensor.empty(n, { dtype = dtype, device = device }):view(shape)
 end
 
 local work_out = ffi.new "ddp_work *[1]"

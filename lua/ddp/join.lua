@@ -91,7 +91,7 @@ local function take_over(mark, used, source, missed)
   if C.ddp_rank() == source then d, tensors = describe(mark, used) end
   d = parallel.broadcast_object(d, source)
   for i, t in ipairs(d.tensors) do -- row by row, however the two ranks lay theirs out
-    local flat = tensors[i] and tensors[i]:contiguous():view(-1) or tensor.empty(t.numel, { dtype = t.dtype })
+    local flat = tensors[i] and tensors[i]:contiguous():view(-1) or tensor.empty(t.numel, { dtype = t.dtype, device = t.on_gpu and "cuda" or "cpu" })
     check(C.ddp_broadcast(flat, source, "uneven data", nil))
     tensors[i] = tensors[i] or flat:view(t.shape)
   end

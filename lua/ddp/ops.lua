@@ -73,13 +73,13 @@ local function input_code(e, op, i, inp, numbers)
   return "a" .. i
 end
 
-local LITERAL = { none = "nil", inf = "huge", ["-inf"] = "-huge", cpu = "'cpu'" }
+local LITERAL = { none = "nil", inf = "huge", ["-inf"] = "-huge" } -- a device that is not named is the default one
 
 local function attr_code(e, op, k, at, args)
   local what = ("'%s: %s'"):format(op, at.name)
   local t, def = at.type, at.default
   if def then
-    local lit = LITERAL[def] or t == "dtype" and ("'%s'"):format(def) or def
+    local lit = t == "device" and "nil" or LITERAL[def] or t == "dtype" and ("'%s'"):format(def) or def
     if lit ~= "nil" then e("if p%d == nil then p%d = %s end", k, k, lit) end
   end
   if t == "int" or t == "float" then args[#args + 1] = ("support.number(p%d, %s)"):format(k, what)

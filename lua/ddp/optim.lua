@@ -222,7 +222,7 @@ function M.clip_grad_norm_(params, max_norm, opts)
   if type(params) ~= "table" then fail("clip_grad_norm_: expected a list of parameters, got a " .. type(params)) end
   local grads = {}
   for _, p in ipairs(params) do grads[#grads + 1] = p.grad end
-  if #grads == 0 then return tensor.zeros {} end
+  if #grads == 0 then return tensor.zeros({}, { device = params[1] and params[1]:device() }) end
   return grad.no_grad(function()
     if opts.error_if_nonfinite then
       local norm = ops.grad_clip_(grads)

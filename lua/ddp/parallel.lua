@@ -90,7 +90,7 @@ function M.all_gather(t, opts)
   opts = collective_options("all_gather", opts)
   local shape = { opts.group and opts.group:size() or C.ddp_world_size(), unpack(t:size()) }
   if #shape > C.DDP_MAX_DIM then fail(("all_gather: t has %d dimensions, the result one more than there can be"):format(#shape - 1)) end
-  local out = groups.empty(shape, t:dtype())
+  local out = groups.empty(shape, t:dtype(), t:device())
   return run(opts, out, C.ddp_all_gather_into, out, t)
 end
 function M.reduce_scatter(t, op, opts)
@@ -102,7 +102,7 @@ function M.reduce_scatter(t, op, opts)
     fail(("reduce_scatter: t is [%s]: its first size must divide into %d ranks"):format(table.concat(shape, ","), n))
   end
   shape[1] = shape[1] / n
-  local out = groups.empty(shape, t:dtype())
+  local out = groups.empty(shape, t:dtype(), t:device())
   local code = op_code("reduce_scatter", op)
   return run(opts, out, function(y, x, name, work) return C.ddp_reduce_scatter_into(y, x, code, name, work) end, out, t)
 end

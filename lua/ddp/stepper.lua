@@ -75,7 +75,7 @@ end
 -- loss:backward() that starts from `share` of the loss; `reduce`: the gradients are whole then.
 local function backward(self, loss, share, reduce)
   local from = self.scaler and self.scaler:scale(loss) or loss
-  local seed = share ~= 1 and tensor.full(from:size(), share, { dtype = from:dtype() }) or nil
+  local seed = share ~= 1 and tensor.full(from:size(), share, { dtype = from:dtype(), device = from:device() }) or nil
   local opts = { weight = self.total }
   grad.next_factor = self.expected -- share, then R / W, then W: what comes of this micro-batch in the end is its share times R
   if not self.wrapped or reduce then from:backward(seed, opts)
@@ -96,7 +96,15 @@ local function step_by_calls(self)
   return applied, norm
 end
 
+-- On a GPU the norm stays there: the host would wait for the whole step to read it.
+local function clip_on_device(self)
+  local norm = optim.clip_grad_norm_(parameters(self), self.clip)
+  optim.apply_scaled(self.optimizer, 1)
+  return true, norm
+end
+
 local function step_at_once(self)
+  if self.clip and not self.scaler and self.on_device then return clip_on_device(self) end
   local scaler, norm = self.scaler and self.scaler:is_enabled() and self.scaler, nil
   if scaler then norm = amp.look(scaler, self.optimizer)
   elseif self.clip then norm = optim.grad_norm(self.optimizer, 1) end
@@ -105,6 +113,18 @@ local function step_at_once(self)
   if scaler then applied = scaler:step(self.optimizer, factor)
   else optim.apply_scaled(self.optimizer, factor) end
   return applied, norm
+end
+
+-- info.grad_norm of a step on a GPU: read when it is asked for.
+local on_demand = { __index = function(info, key)
+  if key ~= "grad_norm" then return nil end
+  local value = info.norm:item()
+  rawset(info, "grad_norm", value)
+  return value
+end }
+local function lazily(info, norm)
+  info.norm = norm
+  setmetatable(info, on_demand)
 end
 
 -- Gradients are whole and the same on all ranks. Returns applied, info.
@@ -119,7 +139,9 @@ local function close_window(self)
   if self.scaler then self.scaler:update() end
   if applied and self.schedule then self.schedule:step() end
   info.skipped = not applied
-  if norm then
+  if norm and self.on_device then
+    if self.clip then lazily(info, norm) end
+  elseif norm then
     if self.clip then info.grad_norm = norm:item() end
     base.free(norm)
   end
@@ -209,7 +231,8 @@ return function(opts)
   need(opts.scaler == nil or type(opts.scaler) == "table" and opts.scaler.unscale_, "scaler", "a GradScaler", opts.scaler)
   need(opts.schedule == nil or type(opts.schedule) == "table" and opts.schedule.get_last_lr, "schedule", "a schedule", opts.schedule)
   if wrapped and n > 1 then m:weigh() end -- ranks whose windows hold fewer micro-batches count less
-  local self = setmetatable({ model = m, wrapped = wrapped, weighs = wrapped and n > 1, optimizer = opts.optimizer, accumulate = n, clip = opts.clip, scaler = opts.scaler,
+  local first = opts.optimizer.param_groups[1].params[1]
+  local self = setmetatable({ model = m, on_device = first ~= nil and first:device() ~= "cpu", wrapped = wrapped, weighs = wrapped and n > 1, optimizer = opts.optimizer, accumulate = n, clip = opts.clip, scaler = opts.scaler,
     schedule = opts.schedule, plain = optim.is_plain(opts.optimizer) and (opts.scaler == nil or amp.is_plain(opts.scaler)), seen = 0, total = 0, expected = 0 }, Stepper)
   if wrapped then join.add_stepper(self) end
   return self

@@ -102,7 +102,7 @@ end
 local function like(name, fn)
   M[name .. "_like"] = function(t, opts)
     opts = base.options(name .. "_like", opts, MAKE_OPTIONS)
-    opts.dtype = opts.dtype or t:dtype()
+    opts.dtype, opts.device = opts.dtype or t:dtype(), opts.device or t:device()
     return fn(t:size(), opts)
   end
 end
@@ -250,6 +250,7 @@ local POINTER = { f32 = "float *", f64 = "double *", f16 = "uint16_t *", bf16 = 
   u8 = "uint8_t *", bool = "uint8_t *" }
 function T.data(t)
   if not T.is_contiguous(t) then fail "data: the tensor is not contiguous; call contiguous first" end
+  if C.ddp_device_of(t) ~= C.DDP_CPU then fail(("data: the tensor is on %s, where Lua cannot read; x:to(\"cpu\"):data()"):format(T.device(t))) end
   return ffi.cast(POINTER[T.dtype(t)], C.ddp_data(t))
 end
 function T.mark_written(t) C.ddp_mark_written(t) return t end

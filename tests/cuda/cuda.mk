@@ -62,6 +62,7 @@ $(CD)/libcudart.so.$(CUDA_MAJOR): $(CUDART_SRC:%=$(CD)/obj/double/%.o)
 
 CUBLAS_SRC := cublas gemm
 CUBLASLT_SRC := cublaslt
+NCCL_SRC := nccl nccl_world nccl_call nccl_reduce
 define double_lib
 $(CD)/lib$(1).so.$(2): $(3:%=$(CD)/obj/double/%.o) $(CD)/libcudart.so.$(CUDA_MAJOR)
 	$(DOUBLE_LINK) -Wl,-soname,$$(@F) -o $$@ $$(filter %.o,$$^) -lcudart -lm
@@ -69,13 +70,14 @@ $(CD)/lib$(1).so.$(2): $(3:%=$(CD)/obj/double/%.o) $(CD)/libcudart.so.$(CUDA_MAJ
 endef
 $(eval $(call double_lib,cublas,$(CUDA_MAJOR),$(CUBLAS_SRC)))
 $(eval $(call double_lib,cublasLt,$(CUDA_MAJOR),$(CUBLASLT_SRC)))
+$(eval $(call double_lib,nccl,2,$(NCCL_SRC)))
 
-DOUBLE_SO := $(patsubst %,$(CD)/lib%.so.$(CUDA_MAJOR),cudart cublas cublasLt)
+DOUBLE_SO := $(patsubst %,$(CD)/lib%.so.$(CUDA_MAJOR),cudart cublas cublasLt) $(CD)/libnccl.so.2
 
 # The double's own tests, on the test kernels of the emulator.
 $(CD)/libtest_emulated.so: $(patsubst %,$(CD)/emu_plain/%.o,emu fiber entries test_kernels)
 	$(CXX) -shared -o $@ $^
-DOUBLE_TESTS := $(patsubst tests/cuda/%.c,$(CD)/%,$(wildcard tests/cuda/test_*.c))
+DOUBLE_TESTS := $(patsubst tests/cuda/%.c,$(CD)/%,$(filter-out tests/cuda/test_cudnn%,$(wildcard tests/cuda/test_*.c)))
 $(CD)/test_%: tests/cuda/test_%.c tests/cuda/child.h $(DOUBLE_SO) $(CD)/libtest_emulated.so
 	$(CC) $(filter-out -MMD -MP,$(DOUBLE_FLAGS)) -O1 -o $@ $< -L$(CD) -Wl,-rpath,'$$ORIGIN' $(shell sed -nE 's|^/. link: (.*) .*/$$|\1|p' $<) -lcudart -lm -lpthread
 

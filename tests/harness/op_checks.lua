@@ -12,6 +12,17 @@ const char *ddp__last_kernel(void);
 
 local M = {}
 
+-- With DDP_TEST_DEVICE=cuda everything but the reference runs on the GPU.
+M.device = os.getenv "DDP_TEST_DEVICE"
+local function placed(x)
+  if not M.device then return x end
+  if ddp.is_tensor(x) then return x:to(M.device) end
+  if type(x) ~= "table" then return x end
+  local out = {}
+  for k, v in pairs(x) do out[k] = placed(v) end
+  return out
+end
+
 -- ---- inputs ------------------------------------------------------------------------------------------------------
 
 local HALF = { f16 = true, bf16 = true }
@@ -70,7 +81,12 @@ function M.run(op, sample, inputs, list)
   if list then base.check(C.ddp__kernels_only(list)) end
   if sample.seed then ddp.manual_seed(sample.seed) end
   local a, n = args_of(sample, inputs)
+  if M.device and list ~= "ref" then
+    for i = 1, inputs.n do a[i] = placed(a[i]) end
+    if ddp.device() ~= "cpu" then ddp.set_default_device(M.device) end
+  end
   local function pack(ok, ...)
+    ddp.set_default_device "cpu"
     C.ddp__kernels_only(nil)
     if not ok then error((...), 0) end
     return tensors(...)
@@ -161,6 +177,7 @@ end
 -- The same values laid out otherwise: transposed in memory, as a slice out of a larger tensor, and channels-last.
 local function relaid(t, how)
   if not ddp.is_tensor(t) or t:dim() == 0 or t:numel() == 0 then return t end
+  t = placed(t)
   local n = t:dim()
   if how == "channels-last" then
     return n == 4 and t:permute(1, 3, 4, 2):contiguous():permute(1, 4, 2, 3) or t
@@ -168,7 +185,7 @@ local function relaid(t, how)
   if how == "transposed" and n >= 2 then return t:transpose(1, n):contiguous():transpose(1, n) end
   local size = t:size()
   size[n] = size[n] * 2 + 1
-  local big = ddp.full(size, 77, { dtype = t:dtype() == "bool" and "u8" or t:dtype() }):to(t:dtype())
+  local big = ddp.full(size, 77, { dtype = t:dtype() == "bool" and "u8" or t:dtype(), device = t:device() }):to(t:dtype())
   local part = big:slice(n, 2, 2 * t:size(n), 2)
   part:copy_(t)
   return part
@@ -201,7 +218,8 @@ function M.in_place_agrees(op, op_, sample, dtype)
   local x = inputs[1]
   if table.concat(want[1]:size(), ",") ~= table.concat(x:size(), ",") or want[1]:dtype() ~= x:dtype() then return end
   local n = x:numel()
-  local guarded = ddp.full({ n + 32 }, 12352):to(x:dtype()) -- a number of every dtype
+  x = placed(x)
+  local guarded = placed(ddp.full({ n + 32 }, 12352):to(x:dtype())) -- a number of every dtype
   local inner = guarded:narrow(1, 17, n)
   if n > 0 then inner:copy_(x:reshape{ n }) end
   inputs[1] = inner:view(x:size())

@@ -24,8 +24,8 @@ local function local_statistics(x)
   local channels = x:size(2)
   local n = channels > 0 and x:numel() / channels or 0
   local dtype = x:dtype() == "f64" and "f64" or "f32"
-  if n == 0 then return tensor.zeros({ channels }, { dtype = dtype }), tensor.zeros({ channels }, { dtype = dtype }), 0 end
-  if n == 1 then return x:reshape({ channels }):to(dtype), tensor.zeros({ channels }, { dtype = dtype }), 1 end
+  if n == 0 then return tensor.zeros({ channels }, { dtype = dtype, device = x:device() }), tensor.zeros({ channels }, { dtype = dtype, device = x:device() }), 0 end
+  if n == 1 then return x:reshape({ channels }):to(dtype), tensor.zeros({ channels }, { dtype = dtype, device = x:device() }), 1 end
   local y, mean, rstd = ops.batch_norm(x, nil, nil, nil, nil, true, 0, TINY)
   free(y)
   return mean, 1 / (rstd * rstd), n
@@ -35,7 +35,7 @@ end
 local function statistics(x)
   local mean, var, n = local_statistics(x)
   local c = x:size(2)
-  local mine = tensor.cat({ tensor.full({ 1 }, n, { dtype = mean:dtype() }), mean, var }, 1)
+  local mine = tensor.cat({ tensor.full({ 1 }, n, { dtype = mean:dtype(), device = mean:device() }), mean, var }, 1)
   local all = parallel.all_gather(mine)
   local counts, means, vars = all:narrow(2, 1, 1), all:narrow(2, 2, c), all:narrow(2, 2 + c, c)
   local total = counts:sum():item()

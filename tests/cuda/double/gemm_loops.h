@@ -51,9 +51,8 @@ static void NAME(multiply)(const product *p) {
         NAME(pack)(a, pitch, p->m, depth, p->a, p->lda, 0, l, p->turn_a, p->type_a, p->tf32);
         NAME(pack)(b, depth, depth, p->n, p->b, p->ldb, l, 0, p->turn_b, p->type_b, p->tf32);
         for (int64_t j = 0; j < p->n; j += COLS)
-            for (int64_t i = 0; i < pitch; i += ROWS)
-                NAME(add_block)
-                (sum + i + j * pitch, a + i, b + j * depth, pitch, depth, p->n - j < COLS ? p->n - j : COLS);
+            for (int64_t i = 0; i < pitch; i += ROWS) NAME(add_block)
+        (sum + i + j * pitch, a + i, b + j * depth, pitch, depth, p->n - j < COLS ? p->n - j : COLS);
     }
     for (int64_t j = 0; j < p->n; j++)
         for (int64_t i = 0; i < p->m; i++) {

@@ -217,7 +217,7 @@ void wait_until(bool (*done)(void *), void *arg) {
         ddp_double_unlock();
         nanosleep(&t, NULL);
         ddp_double_lock();
-        if (nap < 500000) nap += nap / 2;
+        if (nap < 200000) nap += nap / 2;
     }
 }
 
