@@ -79,7 +79,7 @@ $(CD)/libtest_emulated.so: $(patsubst %,$(CD)/emu_plain/%.o,emu fiber entries te
 	$(CXX) -shared -o $@ $^
 DOUBLE_TESTS := $(patsubst tests/cuda/%.c,$(CD)/%,$(filter-out tests/cuda/test_cudnn%,$(wildcard tests/cuda/test_*.c)))
 $(CD)/test_%: tests/cuda/test_%.c tests/cuda/child.h $(DOUBLE_SO) $(CD)/libtest_emulated.so
-	$(CC) $(filter-out -MMD -MP,$(DOUBLE_FLAGS)) -O1 -o $@ $< -L$(CD) -Wl,-rpath,'$$ORIGIN' $(shell sed -nE 's|^/. link: (.*) .*/$$|\1|p' $<) -lcudart -lm -lpthread
+	$(CC) $(filter-out -MMD -MP,$(DOUBLE_FLAGS)) -O1 $(EMU_SAN) -o $@ $< -L$(CD) -Wl,-rpath,'$$ORIGIN' $(shell sed -nE 's|^/. link: (.*) .*/$$|\1|p' $<) -lcudart -lm -lpthread
 
 CUDA_DOUBLE := $(DOUBLE_TESTS) $(DOUBLE_SO) $(if $(wildcard kernels/cuda/kernels.def),$(CD)/libddp_emulated.so) $(patsubst %,$(CD)/emu_%/test_emu,plain address thread)
 

@@ -107,9 +107,16 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *out, cudaLibrary_t library, const
     return leave(cudaSuccess);
 }
 
+/* Comes to the front: the next launch is often of the same. */
 static kernel *kernel_of(const void *f) {
-    for (kernel *k = kernels; k; k = k->next)
-        if (k == f) return k;
+    for (kernel **p = &kernels; *p; p = &(*p)->next) {
+        kernel *k = *p;
+        if (k != f) continue;
+        *p = k->next;
+        k->next = kernels;
+        kernels = k;
+        return k;
+    }
     return NULL;
 }
 
