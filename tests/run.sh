@@ -82,6 +82,7 @@ for group in $groups; do
         case $exe in *.[a-z]*) continue ;; esac
         run "${exe#"$PWD/"}" "$exe"
       done
+      for src in tests/cuda/test_*.lua; do run "$src" env DDP_CUDA_LIBS="$B/cuda-double" luajit "$src"; done
       for src in tests/cuda/*.sh; do [ -e "$src" ] && run "$src" bash "$src"; done ;;
   esac
 done
