@@ -85,4 +85,52 @@ typedef struct loss_args {
     int64_t size[LINE_DIMS], stride[4][LINE_DIMS];
 } loss_args;
 
+/* ---- batch normalisation (norm.cu) ---- */
+
+/* A vector of channels: NULL where there is none; wide: of what the operands' dtype is computed in, else of that dtype. */
+typedef struct channel_vector {
+    const void *p;
+    int64_t step;
+    int64_t wide;
+} channel_vector;
+
+/* Operands are laid out alike: [outer, channels, inner]. inner 1: channels lie side by side. */
+typedef struct norm_args {
+    const void *in[3]; /* forward: x, residual; backward: g, x, y; NULL where absent */
+    void *out;         /* y; what relu let pass of g; dx */
+    int64_t outer, channels, inner;
+    int64_t share; /* sums: of a block: rows where inner is 1, else runs of a channel */
+    channel_vector weight, bias, mean, rstd; /* rstd where running is set: a variance */
+    void *mean_out, *rstd_out;               /* [channels], wide */
+    void *running_mean, *running_var;        /* wide; NULL: not kept */
+    int64_t running_mean_step, running_var_step;
+    double *part;          /* [channels][splits][2]: what each share found */
+    void *by;              /* [3][channels], wide: coefficients of dx */
+    void *dweight, *dbias; /* [channels] */
+    double momentum, eps;
+    int32_t splits, lanes, packed;
+    int32_t run;       /* elements that are read as one */
+    int32_t relu;      /* forward: y is; backward: it was, and its mask is found again from x */
+    int32_t running;   /* forward by running statistics */
+    int32_t training;  /* backward: statistics were the batch's */
+    int32_t sums_wide; /* dweight, dbias are */
+} norm_args;
+
+/* ---- layer normalisation (layer_norm.cu) ---- */
+
+/* Rows of n elements side by side; vectors too (their step is 1). */
+typedef struct layer_norm_args {
+    const void *in[2]; /* x; backward: g, x */
+    void *out;         /* y; dx */
+    int64_t rows, n;
+    int64_t share; /* rows of a block, where columns are added up apart from dx */
+    channel_vector weight, bias;
+    void *mean, *rstd;     /* [rows], wide; forward writes them */
+    void *part;            /* [parts][2][n], wide: sums of g xhat and of g */
+    void *dweight, *dbias; /* [n] */
+    double eps;
+    int32_t parts, lanes, packed;
+    int32_t sums_wide; /* dweight, dbias are */
+} layer_norm_args;
+
 #endif

@@ -273,6 +273,12 @@ static int captures_gone_wrong(void) {
     GIVES(cudaMemcpyAsync(x, pageable, 16, cudaMemcpyHostToDevice, a), cudaErrorStreamCaptureUnsupported);
     GIVES(cudaStreamEndCapture(a, &g), cudaErrorStreamCaptureInvalidated);
     GIVES(cudaStreamEndCapture(a, &g), cudaErrorIllegalState);
+    GIVES(cudaEventQuery(event), cudaErrorCapturedEvent); /* its capture is gone */
+    GIVES(cudaStreamWaitEvent(b, event, 0), cudaErrorCapturedEvent);
+    WORKS(cudaEventRecord(event, b));
+    WORKS(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
+    GIVES(cudaStreamWaitEvent(a, event, 0), cudaErrorStreamCaptureIsolation);
+    GIVES(cudaStreamEndCapture(a, &g), cudaErrorStreamCaptureInvalidated);
     (void)cudaGetLastError();
     return finish();
 }

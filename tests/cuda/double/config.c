@@ -156,12 +156,16 @@ static void read_faults(void) {
 }
 
 int ddp_double_fault(const char *function, int otherwise) {
+    int status = 0;
+    ddp_double_lock();
     if (fault_count < 0) read_faults();
     for (int i = 0; i < fault_count; i++) {
         struct fault *f = &faults[i];
-        if (!strcmp(f->name, function) && ++f->calls == f->at) return f->status < 0 ? otherwise : f->status;
+        if (!status && !strcmp(f->name, function) && ++f->calls == f->at)
+            status = f->status < 0 ? otherwise : f->status;
     }
-    return 0;
+    ddp_double_unlock();
+    return status;
 }
 
 /* ---- calls --------------------------------------------------------------------------------------------------------- */
