@@ -62,8 +62,10 @@ int ddp__collate_check(const char *what, const ddp_tensor *first, const ddp_tens
         return ddp__fail(DDP_EINVAL, "collate: this sample has %s %s, the batch's first has %s", t ? "a" : "no", what,
                          first ? "one" : "none");
     if (t && t->m.device != DDP_CPU)
-        return ddp__fail(DDP_EDEVICE, "collate: %s of this sample is on %s: samples are put together on the cpu, and the "
-                         "loader copies batches (DataLoader's device)", what, DDP_DEVICE_TEXT(t->m.device));
+        return ddp__fail(DDP_EDEVICE,
+                         "collate: %s of this sample is on %s: samples are put together on the cpu, and the "
+                         "loader copies batches (DataLoader's device)",
+                         what, DDP_DEVICE_TEXT(t->m.device));
     if (!t || (first->is_number && t->is_number)) return 0;
     if (first->is_number != t->is_number)
         return ddp__fail(DDP_EDTYPE, "collate: %s of this sample is a %s, of the batch's first a %s", what,

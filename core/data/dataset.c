@@ -40,8 +40,11 @@ ddp_dataset *ddp_dataset_tensors(ddp_tensor *x, ddp_tensor *y) {
         return NULL;
     }
     if (x->m.device != DDP_CPU || (y && y->m.device != DDP_CPU)) {
-        ddp__fail(DDP_EDEVICE, "data set of tensors: %s is on %s: keep it on the cpu, and let the loader copy batches (DataLoader's device)",
-                  x->m.device != DDP_CPU ? "x" : "y", DDP_DEVICE_TEXT(x->m.device != DDP_CPU ? x->m.device : y->m.device));
+        ddp__fail(DDP_EDEVICE,
+                  "data set of tensors: %s is on %s: keep it on the cpu, and let the loader copy batches (DataLoader's "
+                  "device)",
+                  x->m.device != DDP_CPU ? "x" : "y",
+                  DDP_DEVICE_TEXT(x->m.device != DDP_CPU ? x->m.device : y->m.device));
         return NULL;
     }
     if (x->m.ndim == 0 || (y && y->m.ndim == 0)) {

@@ -34,8 +34,8 @@ struct ddp_loader {
     int n_threads;
     pthread_t *threads;
     loader_slot *ring, ahead; /* ahead: the batch `next`, when it was taken from the ring before its time */
-    int64_t cap;   /* of the ring */
-    uint64_t pass; /* grows with each, so that a worker knows a stale batch */
+    int64_t cap;              /* of the ring */
+    uint64_t pass;            /* grows with each, so that a worker knows a stale batch */
     bool open, resume;
     int64_t epoch, next, taken, claim, n_batches; /* batches given out, taken from the ring, claimed by workers */
     int64_t *order;
@@ -180,7 +180,9 @@ static void build_slot(ddp_loader *l, ddp_batcher *b, const int64_t *ids, int64_
     if (s->status) s->text = strdup(text);
 }
 
-static bool may_claim(const ddp_loader *l) { return l->open && l->claim < l->n_batches && l->claim < l->taken + l->cap; }
+static bool may_claim(const ddp_loader *l) {
+    return l->open && l->claim < l->n_batches && l->claim < l->taken + l->cap;
+}
 
 static void *worker_main(void *arg) {
     worker_start w = *(worker_start *)arg;

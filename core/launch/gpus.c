@@ -11,7 +11,8 @@
 
 /* What a driver leaves in the file system, also in containers and under WSL: without any of it the child need not be asked. */
 static bool traces_of_a_driver(void) {
-    static const char *const traces[] = {"/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvgpu"};
+    static const char *const traces[] = {"/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg",
+                                         "/dev/nvgpu"};
     const char *libs = getenv("DDP_CUDA_LIBS");
     bool found = libs && *libs;
     for (size_t i = 0; i < sizeof traces / sizeof *traces; i++) found = found || access(traces[i], F_OK) == 0;

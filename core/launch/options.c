@@ -97,7 +97,8 @@ static int take_node_rank(options *o, const char *s) { return whole(s, 0, 4095, 
 static int take_max_restarts(options *o, const char *s) { return whole(s, 0, 1000000, &o->max_restarts); }
 static const option all[] = {
     {"-n", "DDP_N", "N", "a number from 1, auto, gpu or cpu",
-     "ranks on this host: a number, auto (one a GPU, else one), gpu (one a GPU) or cpu (one a core); default 1", take_n},
+     "ranks on this host: a number, auto (one a GPU, else one), gpu (one a GPU) or cpu (one a core); default 1",
+     take_n},
     {"--engine", "DDP_ENGINE", "NAME", "auto, shm, gloo, mpi or hier", "how ranks talk: auto, shm, gloo, mpi, hier",
      take_engine},
     {"--timeout", "DDP_TIMEOUT", "S", "seconds above 0", "seconds for every wait of a rank; default 600", take_timeout},

@@ -301,12 +301,9 @@ local wrapped = 0
 local function compare_devices(model)
   if C.ddp_world_size() == 1 or C.ddp_is_initialized() == 0 then return end
   wrapped = wrapped + 1
-  local on = "none"
-  for _, p in model:named_parameters() do
-    on = p:device():match "^%a+"
-    break
-  end
-  check(C.ddp_job_compare("device of model " .. wrapped, on == "cuda" and "its model on a GPU" or "its model on the cpu",
+  local first = model:parameters()[1]
+  local on_gpu = first ~= nil and first:device() ~= "cpu"
+  check(C.ddp_job_compare("device of model " .. wrapped, on_gpu and "its model on a GPU" or "its model on the cpu",
     "DistributedDataParallel: all ranks need a GPU, or DDP_DEVICE=cpu keeps all on the cpu (ddprun doctor says what is missing)"))
 end
 
