@@ -50,6 +50,10 @@ typedef struct ddp_device_type {
     int (*count_bad)(const struct ddp_call *c, const struct ddp_tensor *t, int64_t count[2]);
     /* What GPU i is, in words ("NVIDIA H200, 141 GB, driver 580.65, CUDA 13.0"); returns text. */
     const char *(*describe)(int i, char *text, size_t n);
+    /* Library k of the vendor's, from 0: 1 and its version in text, 0 and why it is not there; -1 past the last. open: it is opened when it
+     * was not yet; else that counts as not there, with no text. Sets no error. */
+    int (*library)(int k, bool open, const char **name, char *text, size_t n);
+    bool (*peer)(int i, int j); /* GPU i can read GPU j's memory without the host */
     /* 16 bytes that no other GPU has; a status. */
     int (*uuid)(int i, unsigned char uuid[16]);
     /* From now on every wait for GPU i fails with this: what is queued there can give no right result. text is copied. */

@@ -57,7 +57,7 @@ static int load(int k, const ddp_gpu *gpu) {
     return 0;
 }
 
-static bool synchronous(void) {
+bool ddp__cuda_synchronous(void) {
     static atomic_int on = -1;
     int v = atomic_load_explicit(&on, memory_order_relaxed);
     if (v < 0) {
@@ -86,10 +86,17 @@ int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, d
     ddp__recent_add(op, table[k].name);
     cudaError_t e = ddp__cuda.cudaLaunchKernel((const void *)f, (dim3){g.x, g.y, g.z}, (dim3){g.threads, 1, 1}, &one,
                                                g.shared, gpu->compute);
-    if (!e && !synchronous()) return 0;
+    if (!e && !ddp__cuda_synchronous()) return 0;
     char what[160];
     snprintf(what, sizeof what, "%s (kernel %s)", op, table[k].name);
     return e ? ddp__cuda_check(e, what) : ddp__gpu_wait(gpu, what);
+}
+
+int ddp__cuda_launched(const ddp_call *c, const char *what) {
+    ddp__recent_add(c->op->name, what);
+    if (!ddp__cuda_synchronous()) return 0;
+    ddp_gpu *gpu = ddp__gpu_of(c);
+    return gpu ? ddp__gpu_wait(gpu, c->op->name) : ddp__pending();
 }
 
 /* ---- grids ---- */
