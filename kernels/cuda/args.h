@@ -375,14 +375,14 @@ typedef struct gradients_walk_args {
 } gradients_walk_args;
 
 /* The sums of all blocks: inv_scale times the root of them, and whether one is not finite. */
-typedef struct norm_args {
+typedef struct grad_norm_args {
     const double *sums; /* [n][2] */
     int64_t n;
     void *norm;
     float *found; /* may be NULL */
     double inv_scale;
     int32_t norm_f64, unused;
-} norm_args;
+} grad_norm_args;
 
 /* ---- activations beside products (act.cu) ---- */
 

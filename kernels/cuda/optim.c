@@ -194,7 +194,7 @@ static int norm_of(const ddp_call *c, double inv_scale, float *found) {
                .kernel = DDP_K_squares_list_f32,
                .before = place_sums};
     int st = each(&l, walk_squares);
-    norm_args n = {.sums = sums,
+    grad_norm_args n = {.sums = sums,
                    .n = blocks,
                    .norm = ddp__ptr(c->out[0]),
                    .found = found,
