@@ -79,8 +79,8 @@ static int step_dtype(const ddp_chain *ch, int k, ddp_dtype *value) {
 static int dtypes(const ddp_chain *ch, ddp_dtype *value) {
     if (ch->n_in < 1 || ch->n_in > CHAIN_INPUTS || ch->n_steps < 1 || ch->n_steps > CHAIN_STEPS || ch->n_out < 1 ||
         ch->n_out > CHAIN_RESULTS)
-        return ddp__fail(DDP_EINVAL, "chain: %d inputs, %d steps, %d results: at most %d, %d, %d", ch->n_in, ch->n_steps,
-                         ch->n_out, CHAIN_INPUTS, CHAIN_STEPS, CHAIN_RESULTS);
+        return ddp__fail(DDP_EINVAL, "chain: %d inputs, %d steps, %d results: at most %d, %d, %d", ch->n_in,
+                         ch->n_steps, ch->n_out, CHAIN_INPUTS, CHAIN_STEPS, CHAIN_RESULTS);
     for (int i = 0; i < ch->n_in; i++) {
         if (ch->dtype[i] < 0 || ch->dtype[i] >= DDP_DTYPES) return ddp__fail(DDP_EINVAL, "chain: no such dtype");
         value[i] = (ddp_dtype)ch->dtype[i];
@@ -97,12 +97,12 @@ static int dtypes(const ddp_chain *ch, ddp_dtype *value) {
 
 /* ---- source ---- */
 
-static const char *const types[DDP_DTYPES] = {[DDP_F32] = "float",      [DDP_F64] = "double", [DDP_F16] = "f16",
-                                              [DDP_BF16] = "bf16",      [DDP_I64] = "long long", [DDP_I32] = "int",
-                                              [DDP_U8] = "unsigned char", [DDP_BOOL] = "bool8"};
-static const char *const wide[DDP_DTYPES] = {[DDP_F32] = "float",      [DDP_F64] = "double", [DDP_F16] = "float",
-                                             [DDP_BF16] = "float",     [DDP_I64] = "long long", [DDP_I32] = "int",
-                                             [DDP_U8] = "unsigned char", [DDP_BOOL] = "unsigned char"};
+static const char *const types[DDP_DTYPES] = {
+    [DDP_F32] = "float",     [DDP_F64] = "double", [DDP_F16] = "f16",          [DDP_BF16] = "bf16",
+    [DDP_I64] = "long long", [DDP_I32] = "int",    [DDP_U8] = "unsigned char", [DDP_BOOL] = "bool8"};
+static const char *const wide[DDP_DTYPES] = {
+    [DDP_F32] = "float",     [DDP_F64] = "double", [DDP_F16] = "float",        [DDP_BF16] = "float",
+    [DDP_I64] = "long long", [DDP_I32] = "int",    [DDP_U8] = "unsigned char", [DDP_BOOL] = "unsigned char"};
 
 /* One element: v0, v1, ... are the values. Inputs are operands n_out and up. */
 static void put_values(FILE *f, const ddp_chain *ch, const ddp_dtype *value) {
@@ -123,7 +123,8 @@ static void put_values(FILE *f, const ddp_chain *ch, const ddp_dtype *value) {
         } else {
             fprintf(f, "        const %s o%d[] = {v%d", wide[value[s->in[0]]], v, s->in[0]);
             if (op_of(s->op)->operands == 2) fprintf(f, ", v%d", s->in[1]);
-            fprintf(f, "};\n        const %s v%d = widen(narrow<%s>(%s_fn()(o%d)));\n", wide[value[v]], v, type, s->op, v);
+            fprintf(f, "};\n        const %s v%d = widen(narrow<%s>(%s_fn()(o%d)));\n", wide[value[v]], v, type, s->op,
+                    v);
         }
     }
     for (int i = 0; i < ch->n_out; i++)
@@ -162,11 +163,14 @@ static void put_call(FILE *f, const ddp_chain *ch, const ddp_dtype *value, const
 /* strided<I>: indices and divisions in I. */
 static void put_strided(FILE *f, const ddp_chain *ch, const ddp_dtype *value) {
     fputs("template <class I> static __device__ __forceinline__ void strided(const chain_args &a) {\n"
-          "    for (int64_t i = thread_index(); i < a.n; i += thread_count()) {\n        I rest = (I)i;\n", f);
+          "    for (int64_t i = thread_index(); i < a.n; i += thread_count()) {\n        I rest = (I)i;\n",
+          f);
     for (int i = 0; i < ch->n_out + ch->n_in; i++)
         if (i < ch->n_out || !ch->is_number[i - ch->n_out]) fprintf(f, "        int64_t at%d = 0;\n", i);
-    fputs("        for (int d = 0; d < a.ndim; d++) {\n            const I q = rest / (I)a.size[d], r = rest - q * (I)a.size[d];\n"
-          "            rest = q;\n", f);
+    fputs("        for (int d = 0; d < a.ndim; d++) {\n            const I q = rest / (I)a.size[d], r = rest - q * "
+          "(I)a.size[d];\n"
+          "            rest = q;\n",
+          f);
     for (int i = 0; i < ch->n_out + ch->n_in; i++)
         if (i < ch->n_out || !ch->is_number[i - ch->n_out])
             fprintf(f, "            at%d += (int64_t)r * a.stride[%d][d];\n", i, i);
@@ -186,7 +190,7 @@ static int per_thread(const ddp_chain *ch, const ddp_dtype *value) {
 }
 
 int ddp__chain_source(const ddp_chain *ch, char **text) {
-    ddp_dtype value[CHAIN_INPUTS + CHAIN_STEPS];
+    ddp_dtype value[CHAIN_INPUTS + CHAIN_STEPS] = {0};
     size_t bytes;
     char per[8];
     int st = dtypes(ch, value);
@@ -196,14 +200,17 @@ int ddp__chain_source(const ddp_chain *ch, char **text) {
     if (!f) return ddp__fail(DDP_ENOMEM, "chain: out of memory");
     snprintf(per, sizeof per, "%d", per_thread(ch, value));
     fputs("#include \"scalar.cuh\"\n"
-          "template <class T, int N> struct alignas(N * sizeof(T)) many {\n    T v[N];\n};\n", f);
+          "template <class T, int N> struct alignas(N * sizeof(T)) many {\n    T v[N];\n};\n",
+          f);
     put_steps(f, ch, value);
     put_strided(f, ch, value);
-    fprintf(f, "extern \"C\" __global__ void chain(const chain_args a) {\n"
-               "    if (a.ndim > 0 && a.n <= 0x7fffffff) return strided<unsigned>(a);\n"
-               "    if (a.ndim > 0) return strided<int64_t>(a);\n"
-               "    const int64_t whole = a.n / %s;\n"
-               "    for (int64_t i = thread_index(); i < whole; i += thread_count()) {\n", per);
+    fprintf(f,
+            "extern \"C\" __global__ void chain(const chain_args a) {\n"
+            "    if (a.ndim > 0 && a.n <= 0x7fffffff) return strided<unsigned>(a);\n"
+            "    if (a.ndim > 0) return strided<int64_t>(a);\n"
+            "    const int64_t whole = a.n / %s;\n"
+            "    for (int64_t i = thread_index(); i < whole; i += thread_count()) {\n",
+            per);
     put_call(f, ch, value, per, "i");
     fprintf(f, "    }\n    for (int64_t i = whole * %s + thread_index(); i < a.n; i += thread_count()) {\n", per);
     put_call(f, ch, value, "1", "i");
@@ -214,7 +221,7 @@ int ddp__chain_source(const ddp_chain *ch, char **text) {
 /* ---- launch ---- */
 
 int ddp__chain_kernel(const ddp_chain *ch, const ddp_gpu *gpu, cudaKernel_t *out) {
-    char *source;
+    char *source = NULL;
     int st = ddp__chain_source(ch, &source);
     if (st == 0) st = ddp__nvrtc_kernel(gpu, source, "chain", out);
     free(source);
@@ -231,7 +238,7 @@ static bool dense(const ddp_iter *it) {
 static void set_number(chain_args *a, int k, const ddp_tensor *t) {
     double v = ddp__load(t->m.dtype, ddp__ptr(t), 0);
     a->number[k] = v;
-    a->whole[k] = t->m.dtype == DDP_I64 ? *(const int64_t *)(const void *)ddp__ptr(t)
+    a->whole[k] = t->m.dtype == DDP_I64        ? *(const int64_t *)(const void *)ddp__ptr(t)
                   : v >= -0x1p63 && v < 0x1p63 ? (int64_t)v
                                                : 0;
 }
@@ -275,8 +282,8 @@ int ddp__chain_launch(cudaKernel_t kernel, const ddp_chain *ch, ddp_tensor *cons
     ddp_grid g = ddp__grid(a.n, a.ndim ? 1 : 4);
     void *one = &a;
     ddp__recent_add("chain", ch->step[ch->n_steps - 1].op);
-    return ddp__cuda_check(ddp__cuda.cudaLaunchKernel((const void *)kernel, (dim3){g.x, 1, 1}, (dim3){g.threads, 1, 1}, &one, 0,
-                                                      gpu->compute),
+    return ddp__cuda_check(ddp__cuda.cudaLaunchKernel((const void *)kernel, (dim3){g.x, 1, 1}, (dim3){g.threads, 1, 1},
+                                                      &one, 0, gpu->compute),
                            "launching a chain");
 }
 
@@ -289,7 +296,7 @@ int ddp_cuda_chain(const ddp_chain *ch, ddp_tensor *const *in, ddp_tensor *const
 }
 
 int ddp_cuda_chain_compile(const ddp_chain *ch, const char *arch, char *log, size_t n) {
-    char *source, *image = NULL, *said = NULL;
+    char *source = NULL, *image = NULL, *said = NULL;
     size_t bytes = 0;
     int st = ddp__chain_source(ch, &source);
     if (st == 0) st = ddp__nvrtc_compile(source, arch, &image, &bytes, &said);

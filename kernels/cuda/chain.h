@@ -28,7 +28,8 @@ DDP_LOCAL int ddp__chain_source(const ddp_chain *ch, char **text);
 DDP_LOCAL int ddp__chain_kernel(const ddp_chain *ch, const ddp_gpu *gpu, cudaKernel_t *out);
 /* One launch. in[n_in], numbers where the chain says so, broadcast to out[0]; out[n_out] of one size and of the values' dtypes, in any
  * layout. At most DDP_ITER_MAX tensors that are no numbers. */
-DDP_LOCAL int ddp__chain_launch(cudaKernel_t kernel, const ddp_chain *ch, ddp_tensor *const *in, ddp_tensor *const *out);
+DDP_LOCAL int ddp__chain_launch(cudaKernel_t kernel, const ddp_chain *ch, ddp_tensor *const *in,
+                                ddp_tensor *const *out);
 
 /* All of these in one, for tests and until a plan keeps its kernels. */
 DDP_API int ddp_cuda_chain(const ddp_chain *ch, ddp_tensor *const *in, ddp_tensor *const *out);

@@ -24,7 +24,8 @@ static const char stdint_text[] = "typedef signed char int8_t; typedef unsigned 
                                   "typedef unsigned long uintptr_t;\n";
 
 enum { HEADERS = 5 };
-static const char *const header_names[HEADERS] = {"device.cuh", "scalar.cuh", "args.h", "../elementwise.def", "stdint.h"};
+static const char *const header_names[HEADERS] = {"device.cuh", "scalar.cuh", "args.h", "../elementwise.def",
+                                                  "stdint.h"};
 static const char *const header_texts[HEADERS] = {ddp__text_device, ddp__text_scalar, ddp__text_args,
                                                   ddp__text_elementwise, stdint_text};
 
@@ -40,14 +41,16 @@ static bool has_headers(char *option, size_t n, const char *folder, size_t lengt
 static int include_option(char *option, size_t n) {
     Dl_info info;
     const char *home = getenv("CUDA_HOME"), *slash = NULL, *build = DDP_CUDA_HOME_LIBS;
-    if (dladdr((void *)(uintptr_t)ddp__cuda.nvrtcVersion, &info) && info.dli_fname) slash = strrchr(info.dli_fname, '/');
+    if (dladdr((void *)(uintptr_t)ddp__cuda.nvrtcVersion, &info) && info.dli_fname)
+        slash = strrchr(info.dli_fname, '/');
     if (slash && has_headers(option, n, info.dli_fname, (size_t)(slash - info.dli_fname), "/../include")) return 0;
     if (home && *home && has_headers(option, n, home, strlen(home), "/include")) return 0;
     if (has_headers(option, n, build, strlen(build), "/../include")) return 0;
-    return ddp__fail(DDP_ENOSUP,
-                     "NVRTC needs CUDA's header cuda_fp16.h, which is neither beside NVRTC nor in CUDA_HOME nor in %s/../include: "
-                     "install CUDA's headers (cuda-cudart-dev), or set CUDA_HOME",
-                     build);
+    return ddp__fail(
+        DDP_ENOSUP,
+        "NVRTC needs CUDA's header cuda_fp16.h, which is neither beside NVRTC nor in CUDA_HOME nor in %s/../include: "
+        "install CUDA's headers (cuda-cudart-dev), or set CUDA_HOME",
+        build);
 }
 
 /* ---- compiling ---- */
@@ -56,13 +59,14 @@ static int check(nvrtcResult r, const char *what) {
     return r == NVRTC_SUCCESS ? 0 : ddp__fail(DDP_EDEVICE, "%s: %s", what, ddp__cuda.nvrtcGetErrorString(r));
 }
 
-/* Line n of text, from 1, without its end. */
+/* Line n of text, from 1, without its indent and end. */
 static const char *line_of(const char *text, int n, int *length) {
     while (n > 1 && (text = strchr(text, '\n'))) {
         text++;
         n--;
     }
     if (!text || n < 1) text = "";
+    text += strspn(text, " ");
     *length = (int)strcspn(text, "\n");
     return text;
 }

@@ -18,12 +18,12 @@ typedef struct ddp_chain {
 } ddp_chain;
 int ddp_cuda_chain(const ddp_chain *ch, ddp_tensor *const *in, ddp_tensor *const *out);
 int ddp_cuda_chain_compile(const ddp_chain *ch, const char *arch, char *log, size_t n);
+int setenv(const char *name, const char *value, int overwrite);
 ]]
+if not arg[1] then ffi.C.setenv("DDP_CACHE", "", 1) end -- each kernel is compiled anew
 local cuda = ffi.load((os.getenv "DDP_BUILD" or "build") .. "/libddp_cuda.so")
 
 local DTYPE = { f32 = 0, f64 = 1, f16 = 2, bf16 = 3, i64 = 4, i32 = 5, u8 = 6, bool = 7 }
-local NAME = {}
-for name, k in pairs(DTYPE) do NAME[k] = name end
 local FLOATS = { "f32", "f64", "f16", "bf16" }
 
 -- Every op of elementwise.def, with what the CPU computes for it.
@@ -56,7 +56,11 @@ local function chain_of(d)
   return ch
 end
 
--- The steps one by one on the CPU. x: tensors and numbers.
+local function grown(v, like)
+  return type(v) == "number" and ddp.full(like:size(), v, { dtype = like:dtype() }) or v:expand(like:size()):contiguous()
+end
+
+-- The steps one by one on the CPU, results in x[1]'s size. x: tensors and numbers. Gradients' ops do not broadcast by themselves.
 local function by_steps(d, x)
   local v = { unpack(x, 1, #d.inputs) }
   for _, s in ipairs(d.steps) do
@@ -64,12 +68,14 @@ local function by_steps(d, x)
     if s[1] == "cast" then r = v[s[2]]:to(s.to)
     elseif s[1] == "where" then r = ops.where(v[s[2]], v[s[3]], v[s[4]])
     else
-      for _, op in ipairs(OPS) do if op.name == s[1] then r = op.binary and op.cpu(v[s[2]], v[s[3]]) or op.cpu(v[s[2]]) end end
+      for _, op in ipairs(OPS) do if op.name == s[1] then
+        if op.name:find "_grad" then r = op.cpu(grown(v[s[2]], x[1]), grown(v[s[3]], x[1])) else r = op.binary and op.cpu(v[s[2]], v[s[3]]) or op.cpu(v[s[2]]) end
+      end end
     end
     v[#v + 1] = r
   end
   local out = {}
-  for i, k in ipairs(d.out) do out[i] = v[k] end
+  for i, k in ipairs(d.out) do out[i] = grown(v[k], x[1]) end
   return out
 end
 
@@ -79,7 +85,7 @@ local function run(d, x, place)
   local got, there = {}, {}
   for i, w in ipairs(want) do got[i] = ddp.full(w:size(), 77, { dtype = w:dtype() ~= "bool" and w:dtype() or "u8" }):to(w:dtype()):to "cuda" end
   for i = 1, n do
-    there[i] = type(x[i]) == "number" and base.C.ddp_scalar(x[i], DTYPE[d.inputs[i]]) or place(x[i])
+    there[i] = type(x[i]) == "number" and base.C.ddp_scalar(x[i]) or place(x[i])
   end
   local status = cuda.ddp_cuda_chain(ch, ffi.new("ddp_tensor *[8]", there), ffi.new("ddp_tensor *[4]", got))
   base.check(status)
@@ -307,4 +313,5 @@ t.test("the real NVRTC, where it is", function()
   t.eq(table.concat(rest, "\n"), "", "what else it printed")
 end)
 
+if double then shell(("rm -rf %s/nvrtc"):format(os.getenv "DDP_CUDA_LIBS")) end -- what the double of NVRTC compiled
 t.done()

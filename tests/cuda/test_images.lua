@@ -32,8 +32,10 @@ local function expected()
 #include "kernels/cuda/args.h"
 enum { FLAT, MEET };
 #define KERNEL(name, args, flags) printf("%s %zu\n", #name, sizeof(args));
-#define KERNEL_FLOATS(name, args, flags) KERNEL(name##_f32, args, flags) KERNEL(name##_f64, args, flags) KERNEL(name##_f16, args, flags) KERNEL(name##_bf16, args, flags)
-#define KERNEL_ALL(name, args, flags) KERNEL_FLOATS(name, args, flags) KERNEL(name##_i64, args, flags) KERNEL(name##_i32, args, flags) KERNEL(name##_u8, args, flags) KERNEL(name##_bool, args, flags)
+#define KERNEL_FLOATS(name, args, flags) \
+    KERNEL(name##_f32, args, flags) KERNEL(name##_f64, args, flags) KERNEL(name##_f16, args, flags) KERNEL(name##_bf16, args, flags)
+#define KERNEL_ALL(name, args, flags) KERNEL_FLOATS(name, args, flags) \
+    KERNEL(name##_i64, args, flags) KERNEL(name##_i32, args, flags) KERNEL(name##_u8, args, flags) KERNEL(name##_bool, args, flags)
 #define FAMILY(f) printf("family %s\n", #f);
 int main(void) {
 #include "kernels/cuda/kernels.def"
@@ -169,7 +171,9 @@ end
 if arg[1] == "list" then
   if why then print(why) os.exit(1) end
   each(function(family, arch, name, k)
-    print(("%-12s sm_%-4d %-28s %3d registers %6d bytes shared %4d stack %5d arguments%s"):format(family, arch, name, k.registers, k.shared, k.stack, k.arguments, k.threads and (" %d threads at most"):format(k.threads) or ""))
+    print(("%-12s sm_%-4d %-28s %3d registers %6d bytes shared %4d stack %5d arguments%s"):format(
+      family, arch, name, k.registers, k.shared, k.stack, k.arguments,
+      k.threads and (" %d threads at most"):format(k.threads) or ""))
   end)
   os.exit(0)
 end

@@ -73,8 +73,8 @@ const char *nvrtcGetErrorString(nvrtcResult r) {
 }
 
 nvrtcResult nvrtcVersion(int *major, int *minor) {
-    *major = (int)ddp_double_setting("DDP_DOUBLE_NVRTC", CUDA_VERSION) / 1000;
-    *minor = (int)ddp_double_setting("DDP_DOUBLE_NVRTC", CUDA_VERSION) % 1000 / 10;
+    *major = (int)ddp_double_setting("DDP_DOUBLE_NVRTC", CUDART_VERSION) / 1000;
+    *minor = (int)ddp_double_setting("DDP_DOUBLE_NVRTC", CUDART_VERSION) % 1000 / 10;
     return NVRTC_SUCCESS;
 }
 
