@@ -229,6 +229,15 @@ t.test("integers wrap, booleans choose, empty tensors are nothing, NaN stays", f
   run(f, { ddp.zeros { 0, 3 }, ddp.zeros { 0, 3 } }, plain)
 end)
 
+t.test("each step is rounded to its dtype, as if its op had run alone; products do not melt into sums", function()
+  need_double()
+  for dtype, big in pairs { f16 = 2048, bf16 = 256, f32 = 2 ^ 24, f64 = 2 ^ 53 } do
+    local d = { inputs = { dtype, dtype }, steps = { { "add", 1, 2 }, { "sub", 3, 1 } }, out = { 4 } }
+    local got = run(d, { ddp.full({ 3 }, big, { dtype = dtype }), ddp.ones({ 3 }, { dtype = dtype }) }, plain)
+    t.eq(got[1]:tolist(), { 0, 0, 0 }, dtype .. ": (x + 1) - x")
+  end
+end)
+
 t.test("what cannot be a chain is refused with the step", function()
   local function fails(d, text)
     local log = ffi.new("char[1000]")
