@@ -273,7 +273,7 @@ static int fill_args(chain_args *a, const ddp_chain *ch, ddp_tensor *const *in, 
 }
 
 int ddp__chain_launch(cudaKernel_t kernel, const ddp_chain *ch, ddp_tensor *const *in, ddp_tensor *const *out) {
-    const ddp_gpu *gpu = ddp__gpu(out[0]->m.device - 1);
+    ddp_gpu *gpu = ddp__gpu(out[0]->m.device - 1);
     chain_args a;
     if (!gpu) return ddp__pending();
     if (out[0]->numel == 0) return 0;
@@ -282,9 +282,9 @@ int ddp__chain_launch(cudaKernel_t kernel, const ddp_chain *ch, ddp_tensor *cons
     ddp_grid g = ddp__grid(a.n, a.ndim ? 1 : 4);
     void *one = &a;
     ddp__recent_add("chain", ch->step[ch->n_steps - 1].op);
-    return ddp__cuda_check(ddp__cuda.cudaLaunchKernel((const void *)kernel, (dim3){g.x, 1, 1}, (dim3){g.threads, 1, 1},
-                                                      &one, 0, gpu->compute),
-                           "launching a chain");
+    cudaError_t e = ddp__cuda.cudaLaunchKernel((const void *)kernel, (dim3){g.x, 1, 1}, (dim3){g.threads, 1, 1}, &one,
+                                               0, gpu->compute);
+    return ddp__cuda_launched(gpu, "chain", ch->step[ch->n_steps - 1].op, e);
 }
 
 int ddp_cuda_chain(const ddp_chain *ch, ddp_tensor *const *in, ddp_tensor *const *out) {
