@@ -117,6 +117,20 @@ typedef struct loss_args {
     int64_t size[LINE_DIMS], stride[4][LINE_DIMS];
 } loss_args;
 
+/* ---- chains of elementwise ops, generated (chain.c) ---- */
+
+/* Operands side by side, as in walk_args: results first. */
+enum { CHAIN_OPERANDS = 12 };
+typedef struct chain_args {
+    void *p[CHAIN_OPERANDS];
+    double number[CHAIN_OPERANDS];
+    int64_t whole[CHAIN_OPERANDS];
+    int64_t n;
+    int32_t ndim; /* 0: dense */
+    int32_t unused;
+    int64_t size[WALK_DIMS];
+    int64_t stride[CHAIN_OPERANDS][WALK_DIMS];
+} chain_args;
 /* ---- batch normalisation (norm.cu) ---- */
 
 /* A vector of channels: NULL where there is none; wide: of what the operands' dtype is computed in, else of that dtype. */
@@ -419,5 +433,6 @@ typedef struct fold_apply_args {
     int64_t n, channels;
     int64_t relu;
 } fold_apply_args;
+
 
 #endif

@@ -72,6 +72,13 @@ int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g) {
     return gpu ? ddp__cuda_launch_on(gpu, c->op->name, k, args, g) : ddp__pending();
 }
 
+int ddp__cuda_launched(ddp_gpu *gpu, const char *op, const char *kernel, cudaError_t e) {
+    if (!e && !ddp__cuda_synchronous()) return 0;
+    char what[160];
+    snprintf(what, sizeof what, "%s (kernel %s)", op, kernel);
+    return e ? ddp__cuda_check(e, what) : ddp__gpu_wait(gpu, what);
+}
+
 int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, ddp_grid g) {
     if (g.x == 0 || g.y == 0 || g.z == 0) return 0;
     cudaKernel_t f = atomic_load_explicit(&ready[k], memory_order_acquire);
@@ -86,17 +93,7 @@ int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, d
     ddp__recent_add(op, table[k].name);
     cudaError_t e = ddp__cuda.cudaLaunchKernel((const void *)f, (dim3){g.x, g.y, g.z}, (dim3){g.threads, 1, 1}, &one,
                                                g.shared, gpu->compute);
-    if (!e && !ddp__cuda_synchronous()) return 0;
-    char what[160];
-    snprintf(what, sizeof what, "%s (kernel %s)", op, table[k].name);
-    return e ? ddp__cuda_check(e, what) : ddp__gpu_wait(gpu, what);
-}
-
-int ddp__cuda_launched(const ddp_call *c, const char *what) {
-    ddp__recent_add(c->op->name, what);
-    if (!ddp__cuda_synchronous()) return 0;
-    ddp_gpu *gpu = ddp__gpu_of(c);
-    return gpu ? ddp__gpu_wait(gpu, c->op->name) : ddp__pending();
+    return ddp__cuda_launched(gpu, op, table[k].name, e);
 }
 
 /* ---- grids ---- */
