@@ -77,11 +77,12 @@ for group in $groups; do
       if [ ! -e "$B/cuda-double/libcudart.so" ]; then
         echo "skip tests/cuda: no test double (make cuda-double; it needs g++ on x86-64 and CUDA's headers)" > "$out"; count tests/cuda 0; continue
       fi
-      export TSAN_OPTIONS=atexit_sleep_ms=0
+      export TSAN_OPTIONS=atexit_sleep_ms=0 ASAN_OPTIONS=detect_leaks=0:handle_segv=0
       for exe in "$B"/cuda-double/test_* "$B"/cuda-double/emu_*/test_emu; do
         case $exe in *.[a-z]*) continue ;; esac
         run "${exe#"$PWD/"}" "$exe"
       done
+      for src in tests/cuda/test_*.lua; do run "$src" env DDP_CUDA_LIBS="$B/cuda-double" luajit "$src"; done
       for src in tests/cuda/*.sh; do [ -e "$src" ] && run "$src" bash "$src"; done ;;
   esac
 done

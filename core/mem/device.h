@@ -9,6 +9,8 @@
 #include "../base/base.h"
 
 struct ddp_kernel_list; /* op/op.h */
+struct ddp_call;        /* op/op.h */
+struct ddp_tensor;      /* tensor/tensor.h */
 struct ddp_device_coll; /* comm/device_coll.h */
 
 typedef struct ddp_device_type {
@@ -44,6 +46,8 @@ typedef struct ddp_device_type {
     void (*reset_peak)(int i);
     void (*empty_cache)(int i);
     int64_t (*memory)(int i); /* bytes that the device has */
+    /* NaN and infinities among the elements of t, which is floating and was made by or given to c. Waits for the device. */
+    int (*count_bad)(const struct ddp_call *c, const struct ddp_tensor *t, int64_t count[2]);
     /* What GPU i is, in words ("NVIDIA H200, 141 GB, driver 580.65, CUDA 13.0"); returns text. */
     const char *(*describe)(int i, char *text, size_t n);
     /* 16 bytes that no other GPU has; a status. */

@@ -2,7 +2,7 @@
  * Forward reads the logits once (with label smoothing twice); one launch, and one more of one block for a sum of many lines. The
  * gradient reads them once where a line fits in registers, else twice, and writes once; one launch, and one more that counts what
  * is not ignored where a mean has many lines. */
-#include "softmax.cuh"
+#include "held.cuh"
 
 /* The label of line l, in range whatever stands there; *kept: is it not ignored. One thread of a line says what is wrong. */
 static __device__ __forceinline__ int64_t label_of(const loss_args &a, int64_t l, bool speaks, bool *kept) {
@@ -131,7 +131,7 @@ template <class T> struct loss_grad_fn {
     __device__ __forceinline__ void held(const loss_args &a, const TEAM &t, const T *x, T *dx, bool mine, A *slots) const {
         A v[HELD * RUN], top = -infinity_of((A)0), sum = 0;
         const int64_t runs = a.n / RUN;
-        load_line<T, RUN, HELD>(x, a.step[1], runs, t, mine, v);
+        load_line<T, RUN, HELD>(x, a.step[1], runs, t, mine, -infinity_of((A)0), v);
 #pragma unroll
         for (int k = 0; k < HELD * RUN; k++) top = max_op()(top, v[k]);
         top = t.over(top, -infinity_of((A)0), max_op(), slots);

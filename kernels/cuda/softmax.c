@@ -5,7 +5,7 @@
 
 /* The lines along dim of operands of one shape: out, in[0..n). */
 static void lines_of(lines_args *a, int n, ddp_tensor *const *t, int64_t dim) {
-    ddp_tensor line[3], *shaped[3];
+    ddp_tensor line[3], *shaped[3] = {NULL};
     const ddp_meta *m = &t[0]->m;
     int d = m->ndim ? (int)(dim < 0 ? dim + m->ndim : dim) : 0;
     a->n = m->ndim ? m->size[d] : 1;

@@ -1,7 +1,6 @@
 /* softmax.cu -- softmax and its logarithm along any dim, and their gradients. A line's elements stay in registers where they
  * fit (one read, one write); longer lines are read twice, the second time mostly out of the cache. One launch each. */
-#include "lines.cuh"
-#include "softmax.cuh"
+#include "held.cuh"
 
 /* ---- forward: bytes: x, y ---- */
 
@@ -16,7 +15,7 @@ static __device__ void softmax_held(const lines_args &a, const TEAM &t, WIDE(T) 
         const T *x = (const T *)a.in[0] + place_of(l, a.ndim, a.size, a.stride[1]);
         T *y = (T *)a.out + place_of(l, a.ndim, a.size, a.stride[0]);
         A v[HELD * RUN], top = -infinity_of((A)0), sum = 0;
-        load_line<T, RUN, HELD>(x, a.step[1], runs, t, mine, v);
+        load_line<T, RUN, HELD>(x, a.step[1], runs, t, mine, -infinity_of((A)0), v);
 #pragma unroll
         for (int k = 0; k < HELD * RUN; k++) top = max_op()(top, v[k]);
         top = t.over(top, -infinity_of((A)0), max_op(), slots);
@@ -83,8 +82,8 @@ static __device__ void softmax_grad_held(const lines_args &a, const TEAM &t, WID
         bool mine = first + t.line < a.lines;
         int64_t l = mine ? first + t.line : 0;
         A g[HELD * RUN], y[HELD * RUN], sum = 0;
-        load_line<T, RUN, HELD>((const T *)a.in[0] + place_of(l, a.ndim, a.size, a.stride[1]), a.step[1], runs, t, mine, g);
-        load_line<T, RUN, HELD>((const T *)a.in[1] + place_of(l, a.ndim, a.size, a.stride[2]), a.step[2], runs, t, mine, y);
+        load_line<T, RUN, HELD>((const T *)a.in[0] + place_of(l, a.ndim, a.size, a.stride[1]), a.step[1], runs, t, mine, (A)0, g);
+        load_line<T, RUN, HELD>((const T *)a.in[1] + place_of(l, a.ndim, a.size, a.stride[2]), a.step[2], runs, t, mine, (A)0, y);
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             if (mine && t.lane + (int64_t)k * t.size < runs)

@@ -52,7 +52,7 @@ local function each_tensor(t, visit)
   end
 end
 
--- What the source says: {models = {number...}, objects = {{number =, kind =, state =}...}, tensors = {{shape =, numel =, dtype =}...}}, where
+-- What the source says: {models = {number...}, objects = {{number =, kind =, state =}...}, tensors = {{shape =, numel =, dtype =, on_gpu =}...}}, where
 -- a tensor of a state is its place among `tensors`; and these tensors.
 local function describe(mark, used)
   local d, tensors = { models = {}, objects = {}, tensors = {} }, {}
@@ -65,7 +65,7 @@ local function describe(mark, used)
     d.objects[i] = { number = object.follow.number, kind = object.follow.kind, state = state }
     each_tensor(state, function(t, k)
       tensors[#tensors + 1] = t[k]
-      d.tensors[#tensors] = { shape = t[k]:size(), numel = t[k]:numel(), dtype = t[k]:dtype() }
+      d.tensors[#tensors] = { shape = t[k]:size(), numel = t[k]:numel(), dtype = t[k]:dtype(), on_gpu = t[k]:device() ~= "cpu" }
       t[k] = { tensor = #tensors }
     end)
   end

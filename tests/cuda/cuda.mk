@@ -79,12 +79,17 @@ $(CD)/libtest_emulated.so: $(patsubst %,$(CD)/emu_plain/%.o,emu fiber entries te
 	$(CXX) -shared -o $@ $^
 DOUBLE_TESTS := $(patsubst tests/cuda/%.c,$(CD)/%,$(filter-out tests/cuda/test_cudnn%,$(wildcard tests/cuda/test_*.c)))
 $(CD)/test_%: tests/cuda/test_%.c tests/cuda/child.h $(DOUBLE_SO) $(CD)/libtest_emulated.so
-	$(CC) $(filter-out -MMD -MP,$(DOUBLE_FLAGS)) -O1 -o $@ $< -L$(CD) -Wl,-rpath,'$$ORIGIN' $(shell sed -nE 's|^/. link: (.*) .*/$$|\1|p' $<) -lcudart -lm -lpthread
+	$(CC) $(filter-out -MMD -MP,$(DOUBLE_FLAGS)) -O1 $(EMU_SAN) -o $@ $< -L$(CD) -Wl,-rpath,'$$ORIGIN' $(shell sed -nE 's|^/. link: (.*) .*/$$|\1|p' $<) -lcudart -lm -lpthread
 
 CUDA_DOUBLE := $(DOUBLE_TESTS) $(DOUBLE_SO) $(if $(wildcard kernels/cuda/kernels.def),$(CD)/libddp_emulated.so) $(patsubst %,$(CD)/emu_%/test_emu,plain address thread)
 
 cuda-double: $(if $(HAVE_CUDA_TESTS),$(CUDA_DOUBLE)) ## the test double of NVIDIA's libraries, into build/cuda-double
 	@$(if $(HAVE_CUDA_TESTS),true,echo "cuda-double: not built: it needs g++ on x86-64 and CUDA's headers (CUDA_HOME=$(CUDA_HOME))")
-test-cuda: cuda-double ## the tests of the CUDA side, on the double: no GPU is needed
+# What NVIDIA's libraries say of this machine, for scripts/gpu_check.sh.
+$(B)/gpu_dump: tests/cuda/gpu_dump.c $(B)/obj/kernels/cuda/api.o $(B)/libddp.so
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(CUDA_CFLAGS) -o $@ $(filter %.c %.o,$^) -L$(B) -lddp -ldl -lpthread -Wl,-rpath,'$$ORIGIN'
+gpu-dump: $(if $(HAVE_CUDA),$(B)/gpu_dump)
+
+test-cuda: cuda-double gpu-dump ## the tests of the CUDA side, on the double: no GPU is needed
 	tests/run.sh $(B) cuda
-.PHONY: cuda-double test-cuda
+.PHONY: cuda-double test-cuda gpu-dump

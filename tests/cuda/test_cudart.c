@@ -273,6 +273,12 @@ static int captures_gone_wrong(void) {
     GIVES(cudaMemcpyAsync(x, pageable, 16, cudaMemcpyHostToDevice, a), cudaErrorStreamCaptureUnsupported);
     GIVES(cudaStreamEndCapture(a, &g), cudaErrorStreamCaptureInvalidated);
     GIVES(cudaStreamEndCapture(a, &g), cudaErrorIllegalState);
+    GIVES(cudaEventQuery(event), cudaErrorCapturedEvent); /* its capture is gone */
+    GIVES(cudaStreamWaitEvent(b, event, 0), cudaErrorCapturedEvent);
+    WORKS(cudaEventRecord(event, b));
+    WORKS(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
+    GIVES(cudaStreamWaitEvent(a, event, 0), cudaErrorStreamCaptureIsolation);
+    GIVES(cudaStreamEndCapture(a, &g), cudaErrorStreamCaptureInvalidated);
     (void)cudaGetLastError();
     return finish();
 }
@@ -302,6 +308,35 @@ static int kernel_fails(void) {
     GIVES(cudaGetLastError(), want); /* it sticks */
     MUST(strlen(cudaGetErrorString((cudaError_t)want)) > 5);
     return 0;
+}
+
+/* ---- the log, and nothing done ------------------------------------------------------------------------------------- */
+static char log_path[200];
+static bool log_has(const char *line) {
+    char text[4000];
+    FILE *f = fopen(log_path, "r");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f) fclose(f);
+    text[n] = 0;
+    return strstr(text, line) != NULL;
+}
+static int logged(void) {
+    WORKS(start());
+    WORKS(cudaMemcpyAsync(x, host, N * 4, cudaMemcpyHostToDevice, a));
+    WORKS(scale(2, a));
+    MUST(log_has("cudaMalloc 4000 bytes on device 0: done\n"));
+    MUST(log_has("cudaMemcpyAsync host to device 4000 bytes, stream 1\n"));
+    MUST(log_has("launch scale grid 4,1,1 block 64,1,1 shared 0, stream 1\n"));
+    return finish();
+}
+static int dry(void) {
+    WORKS(start());
+    WORKS(cudaMemcpyAsync(x, host, N * 4, cudaMemcpyHostToDevice, a));
+    WORKS(scale(2, a));
+    WORKS(cudaMemcpyAsync(host, y, N * 4, cudaMemcpyDeviceToHost, a));
+    WORKS(cudaStreamSynchronize(a));
+    MUST(host[5] == 5); /* as it was */
+    return finish();
 }
 
 /* ---- mistakes ------------------------------------------------------------------------------------------------------ */
@@ -462,7 +497,7 @@ static const struct {
 int main(void) {
     static const char *const modes[] = {"lazy", "eager", "random DDP_DOUBLE_SEED=1", "random DDP_DOUBLE_SEED=2",
                                         "random DDP_DOUBLE_SEED=3"};
-    char title[200], variables[200];
+    char title[200], variables[300];
     use_test_kernels();
     for (size_t i = 0; i < sizeof works / sizeof *works; i++)
         for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
@@ -485,6 +520,11 @@ int main(void) {
     caught("double: a kernel fails, and that sticks", "DDP_DOUBLE_FAIL=kernel:2 DDP_DOUBLE_LEAKS=quiet WANT=700",
            kernel_fails, 0, NULL);
     caught("double: a GPU is lost", "DDP_DOUBLE_FAIL=lost:1 DDP_DOUBLE_LEAKS=quiet WANT=999", kernel_fails, 0, NULL);
+    snprintf(log_path, sizeof log_path, "/tmp/ddp-double-log-%d", (int)getpid());
+    snprintf(variables, sizeof variables, "DDP_DOUBLE_LEAKS=fatal DDP_DOUBLE_LOG=%s", log_path);
+    passes("double: the log", variables, logged);
+    unlink(log_path);
+    passes("double: a dry run computes nothing", "DDP_DOUBLE_LEAKS=fatal DDP_DOUBLE_MODE=dry", dry);
     test_mistakes();
     return failures != 0;
 }

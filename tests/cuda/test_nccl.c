@@ -2,6 +2,7 @@
 /* The double of NCCL. A rank is a process of its own, or a thread; the first makes the unique id. */
 #include "child.h"
 #include "double/numbers.h"
+#include "emu/test_args.h"
 
 #include <nccl.h>
 
@@ -360,6 +361,33 @@ static int second_call_fails(void) {
     WORKS(cudaStreamSynchronize(stream));
     return finish();
 }
+static int device_fails(void) { /* nothing hangs: not the wait, not the end */
+    WORKS(join());
+    WORKS(cudaMemsetAsync(x, 0, 4, stream));
+    WORKS(ncclAllReduce(x, y, N, ncclFloat, ncclSum, comm, stream));
+    scale_args args = {x, y, 1, 0, 1};
+    void *list[] = {&args};
+    cudaLibrary_t library;
+    cudaKernel_t k;
+    WORKS(cudaLibraryLoadData(&library, "image", NULL, NULL, 0, NULL, NULL, 0));
+    WORKS(cudaLibraryGetKernel(&k, library, "scale"));
+    WORKS(cudaLaunchKernel((const void *)k, (dim3){1, 1, 1}, (dim3){1, 1, 1}, list, 0, stream));
+    WORKS(ncclAllReduce(x, y, N, ncclFloat, ncclSum, comm, stream));
+    GIVES(cudaStreamSynchronize(stream), cudaErrorIllegalAddress);
+    GIVES(ncclAllReduce(x, y, N, ncclFloat, ncclSum, comm, stream), ncclUnhandledCudaError);
+    WORKS(ncclCommDestroy(comm));
+    return 0;
+}
+static int second_group_fails(void) {
+    WORKS(join());
+    for (int i = 0; i < 2; i++) {
+        WORKS(ncclGroupStart());
+        WORKS(ncclAllReduce(x, y, N, ncclFloat, ncclSum, comm, stream));
+        GIVES(ncclGroupEnd(), i ? ncclSystemError : ncclSuccess);
+    }
+    WORKS(cudaStreamSynchronize(stream));
+    return finish();
+}
 static int fails_in_the_background(void) {
     ncclResult_t state;
     WORKS(join());
@@ -480,6 +508,7 @@ static void mistake(const char *name, const char *variables, int (*body)(void), 
 }
 
 int main(void) {
+    use_test_kernels();
     static const char *const modes[] = {FATAL, FATAL " DDP_DOUBLE_MODE=eager", FATAL " DDP_DOUBLE_MODE=random"};
     for (int m = 0; m < 3; m++) {
         ranks_pass("collectives", 2, modes[m], collectives);
@@ -501,6 +530,8 @@ int main(void) {
     ranks_pass("two ranks on one GPU are refused", 2, "DDP_DOUBLE_UUID=same", same_gpu);
     ranks_pass("an abort ends a wait", 2, "DDP_DOUBLE_LEAKS=quiet", aborted_while_waiting);
     ranks_pass("the second call fails", 2, "DDP_DOUBLE_FAIL=ncclAllReduce:2:6", second_call_fails);
+    ranks_pass("the second group fails", 2, "DDP_DOUBLE_FAIL=ncclGroupEnd:2:2", second_group_fails);
+    ranks_pass("a GPU fails between two calls", 2, "DDP_DOUBLE_LEAKS=quiet DDP_DOUBLE_FAIL=kernel:1", device_fails);
     ranks_pass("an error in the background", 2, "DDP_DOUBLE_FAIL=ncclAsync:2:2", fails_in_the_background);
     mistake("mismatch of counts", FATAL, counts_differ, 2, 124, "NCCL MISMATCH: call 1: rank");
     mistake("mismatch of calls", FATAL, calls_differ, 2, 124, "broadcast of 3000 f32");

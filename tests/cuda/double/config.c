@@ -49,8 +49,10 @@ void ddp_double_die(const char *format, ...) {
 
 void ddp_double_unsimulated(const char *what) { ddp_double_die("%s is not simulated", what); }
 
+bool ddp_double_logs(void) { return log_file >= 0; }
+
 void ddp_double_log(const char *format, ...) {
-    char text[1000];
+    char text[8000];
     if (log_file < 0) return;
     va_list list;
     va_start(list, format);
@@ -156,12 +158,16 @@ static void read_faults(void) {
 }
 
 int ddp_double_fault(const char *function, int otherwise) {
+    int status = 0;
+    ddp_double_lock();
     if (fault_count < 0) read_faults();
     for (int i = 0; i < fault_count; i++) {
         struct fault *f = &faults[i];
-        if (!strcmp(f->name, function) && ++f->calls == f->at) return f->status < 0 ? otherwise : f->status;
+        if (!status && !strcmp(f->name, function) && ++f->calls == f->at)
+            status = f->status < 0 ? otherwise : f->status;
     }
-    return 0;
+    ddp_double_unlock();
+    return status;
 }
 
 /* ---- calls --------------------------------------------------------------------------------------------------------- */

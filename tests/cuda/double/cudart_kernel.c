@@ -107,9 +107,16 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *out, cudaLibrary_t library, const
     return leave(cudaSuccess);
 }
 
+/* Comes to the front: the next launch is often of the same. */
 static kernel *kernel_of(const void *f) {
-    for (kernel *k = kernels; k; k = k->next)
-        if (k == f) return k;
+    for (kernel **p = &kernels; *p; p = &(*p)->next) {
+        kernel *k = *p;
+        if (k != f) continue;
+        *p = k->next;
+        k->next = kernels;
+        kernels = k;
+        return k;
+    }
     return NULL;
 }
 
@@ -172,6 +179,22 @@ static int run_kernel(void *ctx) {
     return status;
 }
 
+/* The addresses of device memory among its arguments, in hexadecimal: what it may touch. */
+static void log_launch(const launch *l, int stream) {
+    char text[6800];
+    size_t at = 0;
+    text[0] = 0;
+    for (size_t i = 0; i + sizeof(void *) <= l->k->arg_bytes && at + 20 < sizeof text; i += sizeof(void *)) {
+        const void *p;
+        memcpy(&p, l->args + i, sizeof p);
+        if (ddp_double_is_device(p))
+            at += (size_t)snprintf(text + at, sizeof text - at, " %llx", (unsigned long long)(uintptr_t)p);
+    }
+    ddp_double_log("launch %s grid %u,%u,%u block %u,%u,%u shared %zu, stream %d%s%s", l->k->name, l->grid[0],
+                   l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], l->shared, stream,
+                   at ? ", memory" : "", text);
+}
+
 static bool possible(dim3 grid, dim3 block, size_t shared, const kernel *k) {
     bool ok = grid.x && grid.y && grid.z && block.x && block.y && block.z;
     ok = ok && grid.x <= 0x7fffffff && grid.y <= 65535 && grid.z <= 65535;
@@ -191,8 +214,7 @@ cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, 
     launch *l = malloc(sizeof *l + k->arg_bytes);
     *l = (launch){k, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, s->device};
     memcpy(l->args, args[0], k->arg_bytes);
-    ddp_double_log("launch %s grid %u,%u,%u block %u,%u,%u shared %zu, stream %d", k->name, grid.x, grid.y, grid.z,
-                   block.x, block.y, block.z, shared, s->id);
+    if (ddp_double_logs()) log_launch(l, s->id);
     ddp_double_enqueue_attempt(stream, run_kernel, free, l, k->name);
     return leave(cudaSuccess);
 }

@@ -164,6 +164,7 @@ static cudaError_t record(const char *function, cudaEvent_t ev, cudaStream_t str
     if (!s) return e;
     if (!ev || ev->device != s->device) return leave(cudaErrorInvalidResourceHandle);
     ev->capture = s->capture;
+    ev->capture_id = s->capture ? s->capture->id : 0;
     ev->capture_node = s->capture_tail;
     if (s->capture) return leave(cudaSuccess);
     release_operation(ev->mark);
@@ -193,11 +194,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t ev, unsigned fl
     if (!ev) return leave(cudaErrorInvalidResourceHandle);
     if (flags) ddp_double_unsimulated("cudaStreamWaitEvent: cudaEventWaitExternal");
     if (ev->capture) {
-        if (s->capture && s->capture != ev->capture) return leave(cudaErrorStreamCaptureMerge);
+        struct CUgraph_st *capture = active_capture(ev);
+        if (!capture) return leave(cudaErrorCapturedEvent);
+        if (s->capture && s->capture != capture) return leave(cudaErrorStreamCaptureMerge);
         join_capture(s, ev);
         return leave(cudaSuccess);
     }
-    if (s->capture) {
+    if (s->capture && ev->mark) {
         s->capture->invalid = true;
         return leave(cudaErrorStreamCaptureIsolation); /* it waits for work outside of the capture */
     }
@@ -218,7 +221,7 @@ static cudaError_t begin_event(const char *function, cudaEvent_t ev) {
     if (e) return e;
     if (!ev) return leave(cudaErrorInvalidResourceHandle);
     if (ev->capture) {
-        ev->capture->invalid = true;
+        if (active_capture(ev)) ev->capture->invalid = true;
         return leave(cudaErrorCapturedEvent);
     }
     return cudaSuccess;

@@ -53,6 +53,7 @@ DOUBLE_API void ddp_double_count(const char *what, int by);
 DOUBLE_API int ddp_double_fault(const char *function, int otherwise);
 /* A line in DDP_DOUBLE_LOG. */
 DOUBLE_API void ddp_double_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+DOUBLE_API bool ddp_double_logs(void); /* is there such a file */
 /* A line on stderr that begins with "cuda double: ". */
 DOUBLE_API void ddp_double_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same, and the process ends with status 99: the program under test is wrong. */

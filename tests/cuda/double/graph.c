@@ -42,7 +42,14 @@ cudaError_t refuse_in_any_capture(void) {
     return cudaSuccess;
 }
 
+struct CUgraph_st *active_capture(const struct CUevent_st *ev) {
+    for (struct CUstream_st *s = all_streams; s; s = s->next)
+        if (s->capture && s->capture == ev->capture && s->capture->id == ev->capture_id) return s->capture;
+    return NULL;
+}
+
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode) {
+    static int captures;
     cudaError_t e = enter("cudaStreamBeginCapture");
     if (e) return e;
     struct CUstream_st *s = stream_of(stream);
@@ -51,6 +58,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
     if (s->capture) return leave(cudaErrorIllegalState);
     s->capture = calloc(1, sizeof *s->capture);
     s->capture->device = s->device;
+    s->capture->id = ++captures;
     s->capture_origin = true;
     s->capture_mode = mode;
     s->capture_tail = -1;

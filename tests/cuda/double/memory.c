@@ -163,6 +163,7 @@ static unsigned char red_byte(const allocation *b) { return (unsigned char)(0xC0
 
 static void check_bytes(const allocation *b, const char *from, const char *to, const char *after) {
     char text[500];
+    if (from >= to || ((unsigned char)*from == red_byte(b) && !memcmp(from, from + 1, (size_t)(to - from) - 1))) return;
     for (const char *p = from; p < to; p++)
         if ((unsigned char)*p != red_byte(b))
             ddp_double_die("%s wrote %s of %s (%zd bytes from its start)", after,

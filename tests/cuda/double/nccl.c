@@ -135,6 +135,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *out) {
         comm->async = (ncclResult_t)fault;
         set_last_error("asked to fail in the background");
     }
+    if (comm->finalized) ddp_double_progress();
     *out = comm->async ? comm->async : joined;
     if (!*out && (!comm->answered || (comm->finalized && comm->pending))) {
         comm->answered = true;
@@ -164,7 +165,7 @@ static void wait_queue(ncclComm *comm) {
     for (;;) {
         ddp_double_lock();
         ddp_double_progress();
-        bool empty = !comm->pending || comm->aborted;
+        bool empty = !comm->pending || comm->aborted || ddp_double_stuck(comm->device);
         ddp_double_unlock();
         if (empty) return;
         nap();
@@ -273,17 +274,8 @@ static ncclResult_t queue_batch(batch *b) {
     return status;
 }
 
-ncclResult_t ncclGroupStart(void) {
-    group_depth++;
-    return ncclSuccess;
-}
-
-ncclResult_t ncclGroupEnd(void) {
+static ncclResult_t end_group(void) {
     ncclResult_t status = ncclSuccess;
-    if (!group_depth) {
-        set_last_error("ncclGroupEnd: not in a group call.");
-        return ncclInvalidUsage;
-    }
     if (--group_depth) return ncclSuccess;
     for (int i = 0; i < joining_count; i++) {
         ncclResult_t s = wait_joined(joining[i]);
@@ -298,8 +290,22 @@ ncclResult_t ncclGroupEnd(void) {
     group = NULL;
     joining = NULL;
     group_count = joining_count = 0;
-    ncclResult_t fault = begin("ncclGroupEnd");
-    return fault ? fault : status;
+    return status;
+}
+
+ncclResult_t ncclGroupStart(void) {
+    ncclResult_t status = begin("ncclGroupStart");
+    if (!status) group_depth++;
+    return status;
+}
+ncclResult_t ncclGroupEnd(void) {
+    ncclResult_t status = begin("ncclGroupEnd");
+    if (!group_depth) {
+        set_last_error("ncclGroupEnd: not in a group call.");
+        return ncclInvalidUsage;
+    }
+    ncclResult_t ended = end_group();
+    return status ? status : ended;
 }
 
 static batch *batch_of(ncclComm *comm, cudaStream_t stream) {
@@ -366,7 +372,7 @@ static ncclResult_t start(const char *name, call c, cudaStream_t stream) {
     check_buffers(&c, name);
     ddp_double_log("%s rank %d count %zu %s op %d root %d", name, c.comm->rank, c.count, type_name((int)c.type), c.op,
                    c.root);
-    ncclGroupStart();
+    group_depth++;
     ddp_double_lock();
     batch *b = batch_of(c.comm, stream);
     ddp_double_unlock();
@@ -375,7 +381,7 @@ static ncclResult_t start(const char *name, call c, cudaStream_t stream) {
         b->calls = realloc(b->calls, (size_t)b->room * sizeof *b->calls);
     }
     b->calls[b->count++] = c;
-    return ncclGroupEnd();
+    return end_group();
 }
 
 ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,

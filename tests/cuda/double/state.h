@@ -57,7 +57,7 @@ struct capture_node {
 };
 struct CUgraph_st {
     struct capture_node *nodes;
-    int count, room, device;
+    int count, room, device, id; /* id: of the capture */
     bool invalid;
 };
 
@@ -77,8 +77,8 @@ struct CUevent_st {
     operation *mark; /* where it was recorded last, or NULL */
     int device;
     unsigned flags;
-    struct CUgraph_st *capture; /* recorded while capturing: after this node */
-    int capture_node;
+    struct CUgraph_st *capture; /* recorded while capturing: after this node; it may be gone, see active_capture */
+    int capture_id, capture_node;
 };
 
 extern struct CUstream_st *all_streams;
@@ -103,6 +103,8 @@ void capture_work(struct CUstream_st *s, work *w);
 /* 0, or the error that a call which may not be captured gets; the capture is invalid then. */
 cudaError_t refuse_in_capture(struct CUstream_st *s);
 cudaError_t refuse_in_any_capture(void);
+/* The capture that an event was recorded in, while it goes on; or NULL. */
+struct CUgraph_st *active_capture(const struct CUevent_st *ev);
 
 /* ---- memory (memory.c, pinned.c) ----------------------------------------------------------------------------------- */
 void memory_start(void);

@@ -63,8 +63,8 @@ static inline float __frsqrt_rn(float x) { return 1.f / sqrtf(x); }
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)
 static inline float __saturatef(float x) { return x > 0.f ? (x < 1.f ? x : 1.f) : 0.f; } // NaN becomes 0
-static inline float sinpif(float x) { return sinf((float)M_PI * x); }
-static inline float cospif(float x) { return cosf((float)M_PI * x); }
+static inline float sinpif(float x) { return (float)sin(M_PI * (double)x); } // good to the last place, as the device's
+static inline float cospif(float x) { return (float)cos(M_PI * (double)x); }
 static inline double sinpi(double x) { return sin(M_PI * x); }
 static inline double cospi(double x) { return cos(M_PI * x); }
 static inline void sincospif(float x, float *s, float *c) { *s = sinpif(x), *c = cospif(x); }

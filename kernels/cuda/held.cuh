@@ -1,12 +1,14 @@
-/* softmax.cuh -- lines of softmax and of cross-entropy: held in registers or read again, and which of these suits a call. */
-#ifndef DDP_CUDA_SOFTMAX_CUH
-#define DDP_CUDA_SOFTMAX_CUH
+/* held.cuh -- lines whose elements stay on the threads that share them, or are read again: which of these suits a call, and what
+ * softmax and cross-entropy find out of a line. */
+#ifndef DDP_CUDA_HELD_CUH
+#define DDP_CUDA_HELD_CUH
 
 #include "lines.cuh"
 
-/* v[k RUN ..] = run lane + k size of x, step elements from one to the next; -inf where there is none. */
+/* v[k RUN ..] = run lane + k size of x, step elements from one to the next; `none` where there is none. */
 template <class T, int RUN, int HELD, class TEAM>
-static __device__ __forceinline__ void load_line(const T *x, int64_t step, int64_t runs, const TEAM &t, bool mine, WIDE(T) * v) {
+static __device__ __forceinline__ void load_line(const T *x, int64_t step, int64_t runs, const TEAM &t, bool mine, WIDE(T) none,
+                                                 WIDE(T) * v) {
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t u = t.lane + (int64_t)k * t.size;
@@ -16,7 +18,7 @@ static __device__ __forceinline__ void load_line(const T *x, int64_t step, int64
             for (int e = 0; e < RUN; e++) v[k * RUN + e] = widen(in.v[e]);
         } else {
 #pragma unroll
-            for (int e = 0; e < RUN; e++) v[k * RUN + e] = -infinity_of((WIDE(T))0);
+            for (int e = 0; e < RUN; e++) v[k * RUN + e] = none;
         }
     }
 }
@@ -61,18 +63,10 @@ static __device__ __forceinline__ void top_and_sum(const T *x, int64_t step, int
     *sum_out = is_finite(all) ? sum : all - all;
 }
 
-/* The lines of a call by the team that suits them; VALUES of them stay on a thread at most. FN::go<TEAM, RUN, HELD>: HELD 0: lines
- * are too long for that. */
-template <class T, class FN, int VALUES, class ARGS> static __device__ __forceinline__ void by_lines(const ARGS &a) {
-    typedef WIDE(T) A;
-    __shared__ A slots[LINE_THREADS];
-    const int RUN = run_of<T>::n, MOST = VALUES * 4 / (int)sizeof(A), HELD = MOST / RUN;
-    if (a.across) {
-        column_team t(a.lanes);
-        if (a.n <= 8 * (int64_t)t.size) FN::template go<column_team, 1, 8>(a, t, slots);
-        else FN::template go<column_team, 1, 0>(a, t, slots);
-        return;
-    }
+/* The lines of a call by the team that suits them; VALUES of them (of 4 bytes) stay on a thread at most. FN::go<TEAM, RUN, HELD>:
+ * HELD runs of RUN elements a thread; HELD 0: lines are too long for that. */
+template <class T, class FN, int VALUES, class ARGS> static __device__ __forceinline__ void by_rows(const ARGS &a, WIDE(T) * slots) {
+    const int RUN = run_of<T>::n, HELD = VALUES * 4 / (int)sizeof(WIDE(T)) / RUN;
     row_team t(a.lanes);
     if (a.packed) {
         if (a.n <= (int64_t)RUN * t.size) FN::template go<row_team, RUN, 1>(a, t, slots);
@@ -83,6 +77,16 @@ template <class T, class FN, int VALUES, class ARGS> static __device__ __forcein
         else if (a.n <= 8 * (int64_t)t.size) FN::template go<row_team, 1, 8>(a, t, slots);
         else FN::template go<row_team, 1, 0>(a, t, slots);
     }
+}
+template <class T, class FN, int VALUES, class ARGS> static __device__ __forceinline__ void by_lines(const ARGS &a) {
+    __shared__ WIDE(T) slots[LINE_THREADS];
+    if (!a.across) {
+        by_rows<T, FN, VALUES>(a, slots);
+        return;
+    }
+    column_team t(a.lanes);
+    if (a.n <= 8 * (int64_t)t.size) FN::template go<column_team, 1, 8>(a, t, slots);
+    else FN::template go<column_team, 1, 0>(a, t, slots);
 }
 
 /* The same where lines are not held anyway. */
