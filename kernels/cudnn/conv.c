@@ -75,7 +75,7 @@ static ddp_tensor *dense_vector(const ddp_call *c, ddp_tensor *t, conv_temp *to)
     as_4.m.ndim = 4;
     COPY_4(as_4.m.size, ((const int64_t[]){1, t->numel, 1, 1}));
     COPY_4(as_4.m.stride, ((const int64_t[]){0, t->m.stride[0], 0, 0}));
-    return conv_dense(c, &as_4, to);
+    return conv_channels_last(c, &as_4, to);
 }
 
 /* ---- what a call is ---------------------------------------------------------------------------------------------- */
