@@ -182,7 +182,7 @@ template <class T> static __device__ void squares_walk_body(const gradients_walk
 DEFINE_TWO(squares_walk, gradients_walk_args)
 
 /* One block. */
-static __device__ void norm_of_sums_body(const norm_args &a) {
+static __device__ void norm_of_sums_body(const grad_norm_args &a) {
     __shared__ double slots[32];
     double sum = 0;
     int bad = 0;
@@ -198,7 +198,7 @@ static __device__ void norm_of_sums_body(const norm_args &a) {
     else *(float *)a.norm = (float)norm;
     if (a.found) *a.found = bad ? 1.0f : 0.0f;
 }
-DEFINE_KERNEL(norm_of_sums, norm_args, norm_of_sums_body)
+DEFINE_KERNEL(norm_of_sums, grad_norm_args, norm_of_sums_body)
 
 /* ---- times a number: reads and writes each gradient; nothing where the norm is small enough ---- */
 

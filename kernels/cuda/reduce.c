@@ -164,7 +164,8 @@ static int run_mean(const ddp_call *c) { return sum(c, &((const ddp_mean_attrs *
 DDP_CUDA_KERNEL(mean, ddp__cuda_no_numbers, run_mean);
 
 /* Values (y), positions (ids) of extremes, or both. */
-static int extremes(const ddp_call *c, int64_t n_dims, const int64_t *which, bool smallest, ddp_tensor *y, ddp_tensor *ids) {
+static int extremes(const ddp_call *c, int64_t n_dims, const int64_t *which, bool smallest, ddp_tensor *y,
+                    ddp_tensor *ids) {
     static const kernels of_extremes = {DDP_K_extreme_rows, DDP_K_extreme_columns, DDP_K_extreme_finish, 16};
     reduce_args a = {.y = y ? ddp__ptr(y) : NULL, .smallest = smallest};
     if (ids) a.ids = (int64_t *)(void *)ddp__ptr(ids);
