@@ -27,6 +27,16 @@ $(CD)/obj/emu/entries.o: EMU_OPT += -Ikernels/cuda $(KERNEL_DEFS)
 $(CD)/libddp_emulated.so: $(patsubst kernels/cuda/%.cu,$(CD)/obj/kernels/%.o,$(wildcard kernels/cuda/*.cu)) $(CD)/obj/emu/emu.o $(CD)/obj/emu/fiber.o $(CD)/obj/emu/entries.o
 	$(CXX) -shared $(if $(EMU_SAN),$(EMU_SAN),-Wl$(comma)-z$(comma)defs) -o $@ $^
 
+# The same, watched for races: LD_PRELOAD=libtsan.so DDP_DOUBLE_KERNELS=.../libddp_emulated_thread.so luajit ...
+$(CD)/obj/kernels_thread/%.o: kernels/cuda/%.cu
+	@mkdir -p $(@D)
+	$(call emulated,$@,$<,-O1 -fsanitize=thread -Wno-unknown-pragmas -Wno-unused-function -Ikernels/cuda)
+$(CD)/obj/emu_thread/%.o: $(EMU)/%.cc
+	@mkdir -p $(@D)
+	$(CXX) $(EMU_FLAGS) -O2 -DEMU_TSAN -Ikernels/cuda $(KERNEL_DEFS) -c $< -o $@
+$(CD)/libddp_emulated_thread.so: $(patsubst kernels/cuda/%.cu,$(CD)/obj/kernels_thread/%.o,$(wildcard kernels/cuda/*.cu)) $(patsubst %,$(CD)/obj/emu_thread/%.o,emu fiber entries)
+	$(CXX) -shared -fsanitize=thread -o $@ $^
+
 # The emulator's own tests, plain and under each sanitizer. The scheduler is not watched for races: only the kernels are.
 define emu_test
 $(CD)/$(1)/%.o: $(EMU)/%.cc
@@ -72,7 +82,13 @@ $(eval $(call double_lib,cublas,$(CUDA_MAJOR),$(CUBLAS_SRC)))
 $(eval $(call double_lib,cublasLt,$(CUDA_MAJOR),$(CUBLASLT_SRC)))
 $(eval $(call double_lib,nccl,2,$(NCCL_SRC)))
 
-DOUBLE_SO := $(patsubst %,$(CD)/lib%.so.$(CUDA_MAJOR),cudart cublas cublasLt) $(CD)/libnccl.so.2
+# NVRTC's compiles with g++, against the emulator's sources and objects.
+NVRTC_DEFS := '-DDOUBLE_CXX="$(CXX)"' '-DDOUBLE_EMU="$(abspath $(EMU))"' '-DDOUBLE_EMU_OBJECTS="$(abspath $(CD))/obj/emu"' '-DDOUBLE_CUDA_INCLUDE="$(dir $(CUDA_INC))"'
+$(CD)/libnvrtc.so.$(CUDA_MAJOR): $(DOUBLE)/nvrtc.cc $(CD)/libcudart.so.$(CUDA_MAJOR) $(CD)/obj/emu/emu.o $(CD)/obj/emu/fiber.o
+	$(CXX) $(EMU_FLAGS) $(EMU_OPT) $(EMU_SAN) $(NVRTC_DEFS) -shared -Wl,-soname,$(@F) -Wl,-rpath,'$$ORIGIN' -o $@ $< -L$(CD) -lcudart
+	@ln -sf $(@F) $(CD)/libnvrtc.so
+
+DOUBLE_SO := $(patsubst %,$(CD)/lib%.so.$(CUDA_MAJOR),cudart cublas cublasLt nvrtc) $(CD)/libnccl.so.2
 
 # The double's own tests, on the test kernels of the emulator.
 $(CD)/libtest_emulated.so: $(patsubst %,$(CD)/emu_plain/%.o,emu fiber entries test_kernels)

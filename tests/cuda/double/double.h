@@ -28,8 +28,10 @@ DOUBLE_API void ddp_double_unlock(void);
 DOUBLE_API void ddp_double_enqueue(cudaStream_t stream, void (*run)(void *ctx), void (*drop)(void *ctx), void *ctx,
                                    const char *name);
 /* The same for work that may have to wait for others: attempt returns 0 when it is done, DOUBLE_WAITS to be called again later, or a
- * cudaError_t, which from then on is what every call on the device returns. */
+ * cudaError_t, which from then on is what every call on the device returns. Device memory is in its reach after ddp_double_reach only:
+ * who merely looks whether to wait does not pay for that. */
 enum { DOUBLE_WAITS = -1 };
+DOUBLE_API void ddp_double_reach(void);
 DOUBLE_API void ddp_double_enqueue_attempt(cudaStream_t stream, int (*attempt)(void *ctx), void (*drop)(void *ctx),
                                            void *ctx, const char *name);
 /* Runs what can run of all streams, without waiting; true when something did. */

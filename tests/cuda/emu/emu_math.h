@@ -37,6 +37,20 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by)
     return (unsigned)(((uint64_t)high << 32 | low) >> (by & 31));
 }
 
+// ---- 16-bit floats: CUDA's headers have them for the host in software; the processor gives the same bits sooner -----
+#ifdef __F16C__
+#include <immintrin.h>
+static inline __half emu_half_of_float(float x) {
+    __half_raw bits;
+    bits.x = x == x ? _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT) : 0x7FFF; // NaN as the device has it
+    return bits;
+}
+static inline float emu_float_of_half(__half x) { return _cvtsh_ss(((__half_raw)x).x); }
+#define __float2half(x) emu_half_of_float(x)
+#define __float2half_rn(x) emu_half_of_float(x)
+#define __half2float(x) emu_float_of_half(x)
+#endif
+
 // ---- arithmetic -----------------------------------------------------------------------------------------------
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
