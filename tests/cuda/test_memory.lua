@@ -90,10 +90,14 @@ t.test("a steady step takes nothing from the driver", function()
     w:requires_grad_(true)
     local x = ddp.randn(256, 64):to "cuda"
     for step = 1, 40 do
-      if step == 10 then io.open("]] .. log .. [[", "a"):write("steady from here\n"):close() end
+      if step == 10 then
+        local f = io.open("]] .. log .. [[", "a")
+        f:write "steady from here\n"
+        f:close()
+      end
       local loss = ((x * w):relu() + w):sum()
       loss:backward()
-      w:zero_grad()
+      w.grad = nil
     end
     ddp.zeros(1, { device = "cuda" }):item()
   ]])
@@ -156,7 +160,7 @@ t.test("a step on the GPU survives a failure at each of its allocations, and not
   local x, w = ddp.randn(40, 30):to "cuda", ddp.randn(40, 30):to "cuda"
   w:requires_grad_(true)
   local function step()
-    w:zero_grad()
+    w.grad = nil
     local loss = ((x * w):relu() + w):sum()
     loss:backward()
     return loss:item()
@@ -174,8 +178,7 @@ t.test("a step on the GPU survives a failure at each of its allocations, and not
     end
     t.near(step(), want, 1e-3, "the step after failure " .. k)
   end
-  w:zero_grad()
-  step()
+  t.ok(failures > 5, failures .. " failures")
   gone()
   t.eq(stats().allocated, before.allocated)
 end)
