@@ -111,7 +111,7 @@ $(B)/pkgconfig/ddp.pc: vendor/ddp.pc.in vendor/ddp-host.pc.in
 	@mkdir -p $(@D)
 	for p in ddp ddp-host; do sed -e 's|@PREFIX@|$(CURDIR)|' -e 's|^libdir=.*|libdir=$(CURDIR)/$(B)|' -e 's|^includedir=.*|includedir=$(CURDIR)/core -I$(CURDIR)/$(B)/gen|' vendor/$$p.pc.in > $(@D)/$$p.pc; done
 
-include tests/cuda/cuda.mk
+include tests/cuda/cuda.mk tests/cuda/cudnn.mk
 
 # ---- using -------------------------------------------------------------------------------------------------------------
 demo: ## install what is missing, build, train ResNet-20 on digits on two ranks
@@ -155,8 +155,12 @@ format: ## clang-format all C in place
 bench: all $(B)/peak ## speed beside PyTorch's, where a torch is installed (PYTHON=... WHAT=table|conv|memory|steps|comm|link|all BENCH_ARGS=...)
 	tests/bench/run.sh $(B) $(WHAT)
 
-roofline: all $(B)/peak ## one training step by kernel and shape, beside this machine's limits (ARGS="--batch 32 --amp bf16")
+roofline: all $(if $(DEVICE),cuda-double,$(B)/peak) ## one training step by kernel and shape, beside this machine's limits, or with DEVICE=h200|a100|l40s|rtx3090 on paper for that GPU (ARGS="--batch 32 --amp bf16")
+ifeq ($(DEVICE),)
 	OMP_NUM_THREADS=1 $(B)/ddprun tests/bench/roofline.lua --peak $(B)/peak $(ARGS)
+else
+	eval "$$($(B)/ddprun --env)"; $(LUAJIT) tests/bench/roofline_gpu.lua --device $(DEVICE) --double $(B)/cuda-double $(ARGS)
+endif
 
 $(B)/peak: tests/bench/peak.c
 	$(CC) -O2 -Wall -Wextra $(WERROR) $< -o $@

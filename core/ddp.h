@@ -605,6 +605,11 @@ DDP_API void ddp_profile_stop(void);
 /* Row i, from 0; DDP_EINVAL past the last (no error is set). Texts are valid until the next start, or the next call while
  * it is on. */
 DDP_API int ddp_profile_read(int64_t i, ddp_profile_row *row);
+/* A trace: every call of the compute thread is appended to a text file between start and stop: its kernel, and each operand's name,
+ * place in memory, dtype and sizes (tests/bench/trace.lua reads it). DDP_EINVAL while one is on, DDP_EIO when the file cannot be
+ * written. While it is off a call pays for the profile's branch alone. Compute thread. */
+DDP_API int ddp_trace_start(const char *path);
+DDP_API void ddp_trace_stop(void);
 /* Writes the rank's JSON text where the launcher collects it (its report pipe); 0 without a launcher. */
 DDP_API int ddp_report_send(const char *json);
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../mem/device.h"
 #include "../op/op.h"
 
 /* ---- modules: names by number, from 1 ---- */
@@ -62,13 +63,21 @@ static void count_run(void *ctx, char *const *ptr, const int64_t *stride, int64_
     }
 }
 
-static census count(ddp_tensor *t) {
-    census c = {.dtype = t->m.dtype};
-    if (!ddp__is_float(c.dtype) || t->numel == 0) return c;
+/* Of t, an input or a result of call; a status. A device counts by itself, and is waited for. */
+static int count(const ddp_call *call, ddp_tensor *t, census *c) {
+    *c = (census){.dtype = t->m.dtype};
+    if (!ddp__is_float(c->dtype) || t->numel == 0) return 0;
+    if (t->m.device != DDP_CPU) {
+        int64_t bad[2] = {0, 0};
+        int st = ddp__device_of(t->m.device)->count_bad(call, t, bad);
+        c->nan = bad[0];
+        c->inf = bad[1];
+        return st;
+    }
     ddp_iter it;
     ddp__iter_init(&it, 1, &t);
-    ddp__iter_run(&it, count_run, &c);
-    return c;
+    ddp__iter_run(&it, count_run, c);
+    return 0;
 }
 
 /* ---- saying ---- */
@@ -112,13 +121,15 @@ static int fail_came_in(const ddp_call *c, const census *had, int i) {
 /* Made here: a NaN where no input has one, an infinity where no input has either. A NaN that came in is told as such. */
 static int check(const ddp_call *c) {
     if (c->n_in == 0 || (c->op->flags & DDP_OPF_VIEW) || c->op->id == DDP_OP_fill_) return 0;
+    census made, had;
     for (int k = 0; k < c->op->n_out; k++) {
-        census made = count(c->out[k]);
+        int st = count(c, c->out[k], &made);
+        if (st < 0) return st;
         if (!made.nan && !made.inf) continue;
         bool came_in = false;
         for (int i = 0; i < c->n_in; i++) {
             if (!c->in[i] || c->in[i] == c->out[0]) continue; /* written in place: its old values are gone */
-            census had = count(c->in[i]);
+            if ((st = count(c, c->in[i], &had)) < 0) return st;
             if (had.nan && made.nan) return fail_came_in(c, &had, i);
             came_in |= had.nan || had.inf;
         }

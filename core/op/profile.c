@@ -9,6 +9,7 @@
 #include "op_build.h"
 
 atomic_bool ddp__profile_on;
+static unsigned watched_by; /* DDP_WATCH_*, set by the compute thread */
 
 typedef struct row {
     uint64_t key;
@@ -23,16 +24,21 @@ static struct {
     int32_t *slots; /* [2 * room] open addressing: 1 + a row's index; 0: free */
 } p;
 
+void ddp__watch_calls(unsigned who, bool on) {
+    watched_by = on ? watched_by | who : watched_by & ~who;
+    if (on) p.thread = pthread_self();
+    atomic_store(&ddp__profile_on, watched_by != 0);
+}
+
 int ddp_profile_start(void) {
     if (ddp__pending()) return ddp__pending();
-    p.thread = pthread_self();
     p.n = 0;
     if (p.slots) memset(p.slots, 0, 2 * (size_t)p.room * sizeof *p.slots);
-    atomic_store(&ddp__profile_on, true);
+    ddp__watch_calls(DDP_WATCH_PROFILE, true);
     return 0;
 }
 
-void ddp_profile_stop(void) { atomic_store(&ddp__profile_on, false); }
+void ddp_profile_stop(void) { ddp__watch_calls(DDP_WATCH_PROFILE, false); }
 
 int ddp_profile_read(int64_t i, ddp_profile_row *out) {
     if (i < 0 || i >= p.n) return DDP_EINVAL;
@@ -99,7 +105,7 @@ static void shape_text(const ddp_call *c, char *buf, size_t n) {
 }
 
 /* Bytes of t's elements; those repeated by a stride of 0 count once. */
-static double meta_bytes(const ddp_tensor *t) {
+double ddp__tensor_bytes(const ddp_tensor *t) {
     double n = ddp__dtype_bytes[t->m.dtype];
     for (int i = 0; i < t->m.ndim; i++)
         if (t->m.stride[i] != 0) n *= (double)t->m.size[i];
@@ -115,18 +121,18 @@ static bool seen(ddp_tensor *const *t, int i) {
 
 /* Inputs read plus results written, each distinct stretch of memory once each way. Ops that pick by index count their
  * whole input. Of ops that only exist in place the target is not read, unless they are steps (WRITES). */
-static double call_bytes(const ddp_call *c) {
+double ddp__call_bytes(const ddp_call *c) {
     double bytes = 0;
     bool only_writes = (c->op->flags & DDP_OPF_ONLY_IN_PLACE) && !(c->op->flags & DDP_OPF_WRITES);
     for (int i = 0; i < c->n_in; i++) {
         if (!c->in[i] || (i < 64 && seen(c->in, i))) continue; /* the tensors of long lists are distinct */
-        if (i > 0 || !only_writes) bytes += meta_bytes(c->in[i]);
-        if ((c->op->flags & DDP_OPF_WRITES) && c->op->rules->writes(c, i)) bytes += meta_bytes(c->in[i]);
+        if (i > 0 || !only_writes) bytes += ddp__tensor_bytes(c->in[i]);
+        if ((c->op->flags & DDP_OPF_WRITES) && c->op->rules->writes(c, i)) bytes += ddp__tensor_bytes(c->in[i]);
     }
     for (int i = 0; i < c->op->n_out; i++) {
         bool counted =
             (c->op->flags & DDP_OPF_WRITES) && c->in[0] && c->out[i] && c->out[i]->storage == c->in[0]->storage;
-        if (c->out[i] && !counted && !seen(c->out, i)) bytes += meta_bytes(c->out[i]);
+        if (c->out[i] && !counted && !seen(c->out, i)) bytes += ddp__tensor_bytes(c->out[i]);
     }
     return bytes;
 }
@@ -168,14 +174,16 @@ static row *row_of(const ddp_kernel *k, const ddp_call *c) {
 
 int ddp__profile_run(const ddp_kernel *k, const ddp_call *c) {
     if (!pthread_equal(p.thread, pthread_self())) return k->run(c);
+    ddp__trace_begin(k, c);
     double begin = ddp__now();
     int st = k->run(c);
     double seconds = ddp__now() - begin;
-    row *r = st < 0 ? NULL : row_of(k, c);
+    ddp__trace_end(seconds);
+    row *r = st < 0 || !(watched_by & DDP_WATCH_PROFILE) ? NULL : row_of(k, c);
     if (!r) return st;
     r->out.calls++;
     r->out.seconds += seconds;
     r->out.flops += ddp__call_flops(c);
-    r->out.bytes += call_bytes(c);
+    r->out.bytes += ddp__call_bytes(c);
     return st;
 }

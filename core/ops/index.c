@@ -3,10 +3,12 @@
 
 #include "ops.h"
 
-/* Every id in 0 .. n-1; reads the ids (the cpu has them at hand). */
+/* Every id in 0 .. n-1; reads the ids, which the cpu has at hand. On a device the kernel notes one out of range, and the host's next
+ * wait raises it. */
 static int check_ids(const ddp_call *c, int64_t n) {
     const ddp_tensor *ids = c->in[1];
     int64_t idx[DDP_MAX_DIM] = {0}, at = 0;
+    if (ids->m.device != DDP_CPU) return 0;
     const int64_t *p = (const int64_t *)(const void *)ddp__ptr(ids);
     for (int64_t i = 0; i < ids->numel; i++) {
         if (p[at] < 0 || p[at] >= n)

@@ -73,12 +73,12 @@ static int find(ddp_cuda_lib id, void *lib) {
     return 0;
 }
 
-/* Versions that are known not to do. cuDNN's graph API as it is used here begins with 9.0; NCCL's memory with 2.19. */
+/* Versions that are known not to do. cuDNN's plans for a device's properties begin with 9.8; NCCL's memory with 2.19. */
 static int check_version(ddp_cuda_lib id) {
     int v = 0;
-    if (id == DDP_LIB_CUDNN && ddp__cuda.cudnnGetVersion() < 90000) {
+    if (id == DDP_LIB_CUDNN && ddp__cuda.cudnnGetVersion() < 90800) {
         snprintf(why[id], sizeof why[id],
-                 "cuDNN is version %zu, at least 9.0 is needed: install cuDNN " TEXT(CUDNN_MAJOR),
+                 "cuDNN is version %zu, at least 9.8 (90800) is needed: install cuDNN " TEXT(CUDNN_MAJOR),
                  ddp__cuda.cudnnGetVersion());
         return -1;
     }

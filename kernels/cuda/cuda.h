@@ -114,5 +114,10 @@ DDP_LOCAL bool ddp__cuda_peer(int i, int j);
 
 /* Operands side by side: t[0] the result; the others broadcast to it, numbers stay numbers. `vector` bytes of alignment where dense. */
 DDP_LOCAL void ddp__cuda_walk(walk_args *a, int n, ddp_tensor *const *t);
+/* dst = src, broadcast, in dst's dtype and layout: one launch. */
+DDP_LOCAL int ddp__cuda_copy(const ddp_call *c, ddp_tensor *dst, const ddp_tensor *src);
+
+/* device.h's count_bad (check.c). */
+DDP_LOCAL int ddp__gpu_count_bad(const ddp_call *c, const ddp_tensor *t, int64_t count[2]);
 
 #endif

@@ -295,6 +295,7 @@ static ddp_device_type type = {
     .reset_peak = ddp__gpu_reset_peak,
     .empty_cache = gpu_empty_cache,
     .memory = gpu_memory,
+    .count_bad = ddp__gpu_count_bad,
     .describe = gpu_describe,
     .library = ddp__cuda_library,
     .peer = ddp__cuda_peer,

@@ -96,10 +96,14 @@ static __device__ __forceinline__ float ERF(float x) { return erff(x); }
 static __device__ __forceinline__ double ERF(double x) { return erf(x); }
 
 /* ---- entries -------------------------------------------------------------------------------------------------------------
- * The kernel `name` over the template name_body<T>(const args &). */
+ * The kernel `name` over the template name_body<T>(const args &). A .cu whose blocks need a bound on registers defines DDP_BOUNDS
+ * before this header: __launch_bounds__(threads, blocks). */
 
+#ifndef DDP_BOUNDS
+#define DDP_BOUNDS
+#endif
 #define DEFINE_KERNEL(name, args, call) \
-    extern "C" __global__ void name(const args a) { call(a); }
+    extern "C" __global__ void DDP_BOUNDS name(const args a) { call(a); }
 #define DEFINE_FLOATS(name, args)                       \
     DEFINE_KERNEL(name##_f32, args, name##_body<float>)  \
     DEFINE_KERNEL(name##_f64, args, name##_body<double>) \

@@ -90,8 +90,8 @@ DDP_CUDA_KERNEL(clamp, NULL, run_clamp);
 
 /* ---- copies ---- */
 
-static int copy(const ddp_call *c, ddp_tensor *dst, ddp_tensor *src) {
-    ddp_tensor *t[2] = {dst, src};
+int ddp__cuda_copy(const ddp_call *c, ddp_tensor *dst, const ddp_tensor *src) {
+    ddp_tensor *t[2] = {dst, (ddp_tensor *)(uintptr_t)src};
     walk_args a;
     ddp__cuda_walk(&a, 2, t);
     a.attr = (int32_t)src->m.dtype;
@@ -105,10 +105,10 @@ static int copy(const ddp_call *c, ddp_tensor *dst, ddp_tensor *src) {
     }
 }
 
-static int run_cast(const ddp_call *c) { return copy(c, c->out[0], c->in[0]); }
+static int run_cast(const ddp_call *c) { return ddp__cuda_copy(c, c->out[0], c->in[0]); }
 DDP_CUDA_KERNEL(cast, NULL, run_cast);
 DDP_CUDA_KERNEL(clone, NULL, run_cast);
-static int run_copy_(const ddp_call *c) { return copy(c, c->out[0], c->in[1]); }
+static int run_copy_(const ddp_call *c) { return ddp__cuda_copy(c, c->out[0], c->in[1]); }
 DDP_CUDA_KERNEL(copy_, NULL, run_copy_);
 
 static int fill(const ddp_call *c, double value) {

@@ -12,4 +12,4 @@ static const ddp_kernel *own[DDP_OP_COUNT] = {
 };
 
 static const ddp_kernel_list own_list = {"cuda", own};
-const ddp_kernel_list *const ddp__cuda_lists[] = {&own_list, NULL};
+const ddp_kernel_list *const ddp__cuda_lists[] = {&ddp__cudnn_list, &ddp__cublas_list, &own_list, NULL};

@@ -18,7 +18,7 @@ static inline void use_test_kernels(void) {
     path[n > 0 ? n : 0] = 0;
     char *slash = strrchr(path, '/');
     strcpy(slash ? slash + 1 : path, "libtest_emulated.so");
-    setenv("DDP_DOUBLE_KERNELS", path, 1);
+    setenv("DDP_DOUBLE_KERNELS", path, 0);
 }
 
 typedef struct outcome {

@@ -27,6 +27,16 @@ $(CD)/obj/emu/entries.o: EMU_OPT += -Ikernels/cuda $(KERNEL_DEFS)
 $(CD)/libddp_emulated.so: $(patsubst kernels/cuda/%.cu,$(CD)/obj/kernels/%.o,$(wildcard kernels/cuda/*.cu)) $(CD)/obj/emu/emu.o $(CD)/obj/emu/fiber.o $(CD)/obj/emu/entries.o
 	$(CXX) -shared $(if $(EMU_SAN),$(EMU_SAN),-Wl$(comma)-z$(comma)defs) -o $@ $^
 
+# The same, watched for races: LD_PRELOAD=libtsan.so DDP_DOUBLE_KERNELS=.../libddp_emulated_thread.so luajit ...
+$(CD)/obj/kernels_thread/%.o: kernels/cuda/%.cu
+	@mkdir -p $(@D)
+	$(call emulated,$@,$<,-O1 -fsanitize=thread -Wno-unknown-pragmas -Wno-unused-function -Ikernels/cuda)
+$(CD)/obj/emu_thread/%.o: $(EMU)/%.cc
+	@mkdir -p $(@D)
+	$(CXX) $(EMU_FLAGS) -O2 -DEMU_TSAN -Ikernels/cuda $(KERNEL_DEFS) -c $< -o $@
+$(CD)/libddp_emulated_thread.so: $(patsubst kernels/cuda/%.cu,$(CD)/obj/kernels_thread/%.o,$(wildcard kernels/cuda/*.cu)) $(patsubst %,$(CD)/obj/emu_thread/%.o,emu fiber entries)
+	$(CXX) -shared -fsanitize=thread -o $@ $^
+
 # The emulator's own tests, plain and under each sanitizer. The scheduler is not watched for races: only the kernels are.
 define emu_test
 $(CD)/$(1)/%.o: $(EMU)/%.cc
@@ -85,6 +95,11 @@ CUDA_DOUBLE := $(DOUBLE_TESTS) $(DOUBLE_SO) $(if $(wildcard kernels/cuda/kernels
 
 cuda-double: $(if $(HAVE_CUDA_TESTS),$(CUDA_DOUBLE)) ## the test double of NVIDIA's libraries, into build/cuda-double
 	@$(if $(HAVE_CUDA_TESTS),true,echo "cuda-double: not built: it needs g++ on x86-64 and CUDA's headers (CUDA_HOME=$(CUDA_HOME))")
-test-cuda: cuda-double ## the tests of the CUDA side, on the double: no GPU is needed
+# What NVIDIA's libraries say of this machine, for scripts/gpu_check.sh.
+$(B)/gpu_dump: tests/cuda/gpu_dump.c $(B)/obj/kernels/cuda/api.o $(B)/libddp.so
+	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(CUDA_CFLAGS) -o $@ $(filter %.c %.o,$^) -L$(B) -lddp -ldl -lpthread -Wl,-rpath,'$$ORIGIN'
+gpu-dump: $(if $(HAVE_CUDA),$(B)/gpu_dump)
+
+test-cuda: cuda-double gpu-dump ## the tests of the CUDA side, on the double: no GPU is needed
 	tests/run.sh $(B) cuda
-.PHONY: cuda-double test-cuda
+.PHONY: cuda-double test-cuda gpu-dump

@@ -326,7 +326,7 @@ static int logged(void) {
     WORKS(scale(2, a));
     MUST(log_has("cudaMalloc 4000 bytes on device 0: done\n"));
     MUST(log_has("cudaMemcpyAsync host to device 4000 bytes, stream 1\n"));
-    MUST(log_has("launch scale grid 4,1,1 block 64,1,1 shared 0, stream 1\n"));
+    MUST(log_has("launch scale grid 4,1,1 block 64,1,1 shared 0, stream 1, memory "));
     return finish();
 }
 static int dry(void) {

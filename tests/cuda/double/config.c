@@ -49,8 +49,10 @@ void ddp_double_die(const char *format, ...) {
 
 void ddp_double_unsimulated(const char *what) { ddp_double_die("%s is not simulated", what); }
 
+bool ddp_double_logs(void) { return log_file >= 0; }
+
 void ddp_double_log(const char *format, ...) {
-    char text[1000];
+    char text[8000];
     if (log_file < 0) return;
     va_list list;
     va_start(list, format);

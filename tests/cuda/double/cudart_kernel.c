@@ -175,8 +175,25 @@ static int run_kernel(void *ctx) {
     launch *l = ctx;
     int status = ddp_double_fault("kernel", cudaErrorIllegalAddress);
     if (!status) status = ddp_double_fault("lost", cudaErrorUnknown);
+    ddp_double_reach();
     if (!status) l->k->run(l->grid, l->block, l->shared, l->args);
     return status;
+}
+
+/* The addresses of device memory among its arguments, in hexadecimal: what it may touch. */
+static void log_launch(const launch *l, int stream) {
+    char text[6800];
+    size_t at = 0;
+    text[0] = 0;
+    for (size_t i = 0; i + sizeof(void *) <= l->k->arg_bytes && at + 20 < sizeof text; i += sizeof(void *)) {
+        const void *p;
+        memcpy(&p, l->args + i, sizeof p);
+        if (ddp_double_is_device(p))
+            at += (size_t)snprintf(text + at, sizeof text - at, " %llx", (unsigned long long)(uintptr_t)p);
+    }
+    ddp_double_log("launch %s grid %u,%u,%u block %u,%u,%u shared %zu, stream %d%s%s", l->k->name, l->grid[0],
+                   l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], l->shared, stream,
+                   at ? ", memory" : "", text);
 }
 
 static bool possible(dim3 grid, dim3 block, size_t shared, const kernel *k) {
@@ -198,8 +215,7 @@ cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, 
     launch *l = malloc(sizeof *l + k->arg_bytes);
     *l = (launch){k, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared, s->device};
     memcpy(l->args, args[0], k->arg_bytes);
-    ddp_double_log("launch %s grid %u,%u,%u block %u,%u,%u shared %zu, stream %d", k->name, grid.x, grid.y, grid.z,
-                   block.x, block.y, block.z, shared, s->id);
+    if (ddp_double_logs()) log_launch(l, s->id);
     ddp_double_enqueue_attempt(stream, run_kernel, free, l, k->name);
     return leave(cudaSuccess);
 }

@@ -28,8 +28,10 @@ DOUBLE_API void ddp_double_unlock(void);
 DOUBLE_API void ddp_double_enqueue(cudaStream_t stream, void (*run)(void *ctx), void (*drop)(void *ctx), void *ctx,
                                    const char *name);
 /* The same for work that may have to wait for others: attempt returns 0 when it is done, DOUBLE_WAITS to be called again later, or a
- * cudaError_t, which from then on is what every call on the device returns. */
+ * cudaError_t, which from then on is what every call on the device returns. Device memory is in its reach after ddp_double_reach only:
+ * who merely looks whether to wait does not pay for that. */
 enum { DOUBLE_WAITS = -1 };
+DOUBLE_API void ddp_double_reach(void);
 DOUBLE_API void ddp_double_enqueue_attempt(cudaStream_t stream, int (*attempt)(void *ctx), void (*drop)(void *ctx),
                                            void *ctx, const char *name);
 /* Runs what can run of all streams, without waiting; true when something did. */
@@ -53,6 +55,7 @@ DOUBLE_API void ddp_double_count(const char *what, int by);
 DOUBLE_API int ddp_double_fault(const char *function, int otherwise);
 /* A line in DDP_DOUBLE_LOG. */
 DOUBLE_API void ddp_double_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+DOUBLE_API bool ddp_double_logs(void); /* is there such a file */
 /* A line on stderr that begins with "cuda double: ". */
 DOUBLE_API void ddp_double_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The same, and the process ends with status 99: the program under test is wrong. */

@@ -62,6 +62,7 @@ static void post(call *c) {
     shared_rank *me = &comm->w->rank[comm->rank];
     char *slot = comm->w->slot[comm->rank];
     size_t n = piece(c), size = element_bytes(c->type);
+    ddp_double_reach();
     if (c->kind == REDUCE_SCATTER) {
         for (int r = 0; r < comm->ranks; r++)
             put(c, slot + (size_t)r * n * size, c->in + ((size_t)r * c->count + c->done) * size, n);
@@ -77,6 +78,7 @@ static void take(const call *c) {
     const ncclComm *comm = c->comm;
     size_t n = piece(c), size = element_bytes(c->type);
     const char *from[MOST_RANKS];
+    ddp_double_reach();
     for (int r = 0; r < comm->ranks; r++)
         from[r] = comm->w->slot[r] + (c->kind == REDUCE_SCATTER ? (size_t)comm->rank * n * size : 0);
     switch (c->kind) {
@@ -131,6 +133,7 @@ static bool advance_send(call *c) {
         uint64_t written = atomic_load(&m->written);
         if (written != atomic_load_explicit(&m->taken, memory_order_acquire)) return false;
         size_t n = all - c->done < MAIL_BYTES ? all - c->done : MAIL_BYTES;
+        ddp_double_reach();
         m->bytes = all;
         m->type = (int32_t)c->type;
         memcpy(m->data, c->in + c->done, n);
@@ -153,6 +156,7 @@ static bool advance_recv(call *c) {
             return false;
         }
         size_t n = all - c->done < MAIL_BYTES ? all - c->done : MAIL_BYTES;
+        ddp_double_reach();
         memcpy(c->out + c->done, m->data, n);
         c->done += n;
         atomic_store_explicit(&m->taken, taken + 1, memory_order_release);

@@ -134,7 +134,6 @@ static bool attempt_work(struct CUstream_st *s, work *w) {
     running = NULL;
     if (status == DOUBLE_WAITS) return false;
     if (status) stick(s->device, (cudaError_t)status);
-    open_memory(); /* a host function may have closed it */
     if (config.check) check_red_zones(w->name);
     return true;
 }

@@ -37,6 +37,20 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by)
     return (unsigned)(((uint64_t)high << 32 | low) >> (by & 31));
 }
 
+// ---- 16-bit floats: CUDA's headers have them for the host in software; the processor gives the same bits sooner -----
+#ifdef __F16C__
+#include <immintrin.h>
+static inline __half emu_half_of_float(float x) {
+    __half_raw bits;
+    bits.x = x == x ? _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT) : 0x7FFF; // NaN as the device has it
+    return bits;
+}
+static inline float emu_float_of_half(__half x) { return _cvtsh_ss(((__half_raw)x).x); }
+#define __float2half(x) emu_half_of_float(x)
+#define __float2half_rn(x) emu_half_of_float(x)
+#define __half2float(x) emu_float_of_half(x)
+#endif
+
 // ---- arithmetic -----------------------------------------------------------------------------------------------
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fsub_rn(float a, float b) { return a - b; }
@@ -63,8 +77,8 @@ static inline float __frsqrt_rn(float x) { return 1.f / sqrtf(x); }
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)
 static inline float __saturatef(float x) { return x > 0.f ? (x < 1.f ? x : 1.f) : 0.f; } // NaN becomes 0
-static inline float sinpif(float x) { return sinf((float)M_PI * x); }
-static inline float cospif(float x) { return cosf((float)M_PI * x); }
+static inline float sinpif(float x) { return (float)sin(M_PI * (double)x); } // good to the last place, as the device's
+static inline float cospif(float x) { return (float)cos(M_PI * (double)x); }
 static inline double sinpi(double x) { return sin(M_PI * x); }
 static inline double cospi(double x) { return cos(M_PI * x); }
 static inline void sincospif(float x, float *s, float *c) { *s = sinpif(x), *c = cospif(x); }
