@@ -94,8 +94,13 @@ $(B)/cuda/%.fatbin: kernels/cuda/%.cu $(wildcard kernels/cuda/*.cuh) kernels/cud
 # The image as bytes of the library, under a name of its own.
 $(B)/cuda/%.o: $(B)/cuda/%.fatbin
 	printf '.section .rodata\n.balign 64\n.globl ddp__image_$*\n.hidden ddp__image_$*\nddp__image_$*:\n.incbin "$<"\n.section .note.GNU-stack,"",@progbits\n' | $(CC) -c -x assembler - -o $@
-$(B)/libddp_cuda.so: $(CUDA_OBJ) $(CUDA_IMAGES) $(B)/libddp.so
-	$(CC) -shared $(LDFLAGS_ALL) -o $@ $(CUDA_OBJ) $(CUDA_IMAGES) -L$(B) -lddp -lm -ldl -lpthread -Wl,-rpath,'$$ORIGIN'
+# What generated kernels include, as text that ends with a 0.
+CUDA_TEXTS := device:kernels/cuda/device.cuh scalar:kernels/cuda/scalar.cuh args:kernels/cuda/args.h elementwise:kernels/elementwise.def
+$(B)/cuda/texts.o: kernels/cuda/device.cuh kernels/cuda/scalar.cuh kernels/cuda/args.h kernels/elementwise.def
+	@mkdir -p $(@D)
+	(echo '.section .rodata'; $(foreach t,$(CUDA_TEXTS),echo '.globl ddp__text_$(firstword $(subst :, ,$(t)))'; echo '.hidden ddp__text_$(firstword $(subst :, ,$(t)))'; echo 'ddp__text_$(firstword $(subst :, ,$(t))):'; echo '.incbin "$(lastword $(subst :, ,$(t)))"'; echo '.byte 0';) echo '.section .note.GNU-stack,"",@progbits') | $(CC) -c -x assembler - -o $@
+$(B)/libddp_cuda.so: $(CUDA_OBJ) $(CUDA_IMAGES) $(B)/cuda/texts.o $(B)/libddp.so
+	$(CC) -shared $(LDFLAGS_ALL) -o $@ $(CUDA_OBJ) $(CUDA_IMAGES) $(B)/cuda/texts.o -L$(B) -lddp -lm -ldl -lpthread -Wl,-rpath,'$$ORIGIN'
 $(B)/libddp_gloo.so: kernels/gloo/gloo.cc $(wildcard core/comm/*.h) $(B)/libddp.so
 	$(CXX) $(subst -std=c11,-std=c++17,$(filter-out -MMD -MP,$(CFLAGS_ALL))) -shared $(LDFLAGS_ALL) -o $@ $< -L$(B) -lddp -lgloo -lpthread -Wl,-rpath,'$$ORIGIN'
 $(B)/libddp_openmpi.so $(B)/libddp_mpich.so: kernels/mpi/mpi.c kernels/mpi/pmi.c $(wildcard core/comm/*.h kernels/mpi/*.h) $(B)/libddp.so

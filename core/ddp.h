@@ -130,6 +130,13 @@ DDP_API int ddp_local_device(void);
 DDP_API int ddp_device_check(int device);
 /* Waits for all work of a device; failures of earlier work come out here. Any thread. */
 DDP_API int ddp_device_wait(int device);
+/* GPUs that this process sees; 0: none, and why [OPTIONAL] says in a sentence of at most n bytes why not. Any thread. */
+DDP_API int ddp_num_gpus(char *why, size_t n);
+/* Library k of those that GPUs are computed with, from 0: 1 and its version in text, or 0 and what is missing; -1 past the last and where there
+ * is no GPU. open 0: one that no work has needed yet is not opened, and counts as missing, with an empty text. Any thread. */
+DDP_API int ddp_gpu_library(int k, int open, const char **name, char *text, size_t n);
+/* 1 when GPU i can read the memory of GPU j without the host. */
+DDP_API int ddp_gpu_peer(int i, int j);
 /* What a device is, in words, at most n bytes with the final 0; a status. Any thread. */
 DDP_API int ddp_device_text(int device, char *text, size_t n);
 /* Threads of compute: OMP_NUM_THREADS, or usable cores over local ranks. Any thread. */

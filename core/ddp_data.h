@@ -123,11 +123,12 @@ typedef struct ddp_loader_opts {
     const double *std;  /* [n_norm] copied */
 
     const ddp_data_hooks *transform; /* [OPTIONAL] a host function over each sample, after all that; taken over */
+    int device; /* where batches are given out: the CPU, or a GPU, to which they are copied one ahead from pinned memory */
 } ddp_loader_opts;
 /* A loader over a set, which it retains.
  *   opts  [OPTIONAL]
  *   out   [OUT] freed with ddp_loader_free
- * DDP_EINVAL and DDP_ESHAPE for options that do not fit the set; the transform's free is then called. Any thread. What
+ * DDP_EINVAL and DDP_ESHAPE for options that do not fit the set, DDP_EDEVICE for a GPU that is not there; the transform's free is then called. Any thread. What
  * follows: one thread at a time; time in ddp_loader_next counts as DDP_PART_DATA, so the compute thread. */
 DDP_API int ddp_loader_new(ddp_dataset *set, const ddp_loader_opts *opts, ddp_loader **out);
 /* Begins a pass over the data. After a pass that ended, or at first, that is epoch ddp_loader_epoch(); a pass that was

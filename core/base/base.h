@@ -58,7 +58,7 @@ ddp_phase ddp__phase_enter(ddp_phase phase);
 /* ---- Philox 4x32-10 (philox.c) ------------------------------------------------------------------------------------
  * Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. A pure function of (key, counter):
  * the same draw wherever and in whatever order it is asked for. */
-void ddp__philox(uint64_t key, uint64_t ctr_lo, uint64_t ctr_hi, uint32_t out[4]);
+DDP_API void ddp__philox(uint64_t key, uint64_t ctr_lo, uint64_t ctr_hi, uint32_t out[4]);
 /* Uniform in [0, 1) with 24 and 53 bits. */
 static inline float ddp__unit_f32(uint32_t r) { return (float)(r >> 8) * 0x1p-24f; }
 static inline double ddp__unit_f64(uint32_t hi, uint32_t lo) {

@@ -102,7 +102,7 @@ static int fill_native(const ddp_plan *p, int64_t i, uint64_t key, ddp_tensor *x
     return 0;
 }
 
-/* Room for n samples of a set of the library's own. A status. */
+/* Room for n samples of a set of the library's own; converted: as a whole batch, in its dtypes and memory. A status. */
 static int native_tensors(const ddp_plan *p, int64_t n, bool converted, ddp_tensor **x, ddp_tensor **y) {
     const ddp_dataset *set = root_of(p);
     bool image = set->kind == DDP_SET_IMAGES || p->aug.any;
@@ -114,6 +114,7 @@ static int native_tensors(const ddp_plan *p, int64_t n, bool converted, ddp_tens
     if (converted && p->x_dtype >= 0 && !image) xt = (ddp_dtype)p->x_dtype;
     if (converted && p->y_dtype >= 0) yt = (ddp_dtype)p->y_dtype;
     int64_t size[3];
+    int device = converted ? p->device : DDP_CPU;
     if (image) {
         const int64_t *s = set->kind == DDP_SET_TENSORS ? set->x->m.size : NULL;
         size[0] = s ? s[1] : set->channels;
@@ -121,11 +122,11 @@ static int native_tensors(const ddp_plan *p, int64_t n, bool converted, ddp_tens
         size[2] = ddp__augment_w(&p->aug, s ? (int)s[3] : set->width);
     }
     *y = NULL;
-    *x = image ? ddp__batch_tensor(n, 3, size, DDP_F32)
-               : ddp__batch_tensor(n, set->x->m.ndim - 1, set->x->m.size + 1, xt);
+    *x = image ? ddp__batch_tensor(n, 3, size, DDP_F32, device)
+               : ddp__batch_tensor(n, set->x->m.ndim - 1, set->x->m.size + 1, xt, device);
     if (!*x) return ddp__pending();
-    if (set->kind == DDP_SET_IMAGES) *y = ddp__batch_tensor(n, 0, NULL, yt);
-    else if (set->y) *y = ddp__batch_tensor(n, set->y->m.ndim - 1, set->y->m.size + 1, yt);
+    if (set->kind == DDP_SET_IMAGES) *y = ddp__batch_tensor(n, 0, NULL, yt, device);
+    else if (set->y) *y = ddp__batch_tensor(n, set->y->m.ndim - 1, set->y->m.size + 1, yt, device);
     if (*y || (set->kind == DDP_SET_TENSORS && !set->y)) return 0;
     ddp_release(*x);
     *x = NULL;
@@ -251,8 +252,10 @@ static int build_host(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epo
     for (int64_t k = 0; k < n; k++) {
         ddp_sample_call call = {.index = ids[k], .key = key};
         int bad = make_sample(b, &call);
-        if (!bad && made > 0)
-            bad = ddp__collate_check("x", b->xs[0], call.x) < 0 || ddp__collate_check("y", b->ys[0], call.y) < 0;
+        if (!bad) {
+            ddp_tensor *x0 = made ? b->xs[0] : call.x, *y0 = made ? b->ys[0] : call.y;
+            bad = ddp__collate_check("x", x0, call.x) < 0 || ddp__collate_check("y", y0, call.y) < 0;
+        }
         if (!bad) {
             b->xs[made] = call.x;
             b->ys[made++] = call.y;
@@ -263,8 +266,8 @@ static int build_host(ddp_batcher *b, const int64_t *ids, int64_t n, int64_t epo
         if (sample_failed(b, ids[k], epoch, skipped) < 0) break;
     }
     if (!ddp__pending() && made > 0) {
-        *x = ddp__collate(b->xs, made, p->x_dtype);
-        if (*x && b->ys[0]) *y = ddp__collate(b->ys, made, p->y_dtype);
+        *x = ddp__collate(b->xs, made, p->x_dtype, p->device);
+        if (*x && b->ys[0]) *y = ddp__collate(b->ys, made, p->y_dtype, p->device);
     }
     for (int64_t k = 0; k < made; k++) {
         ddp_release(b->xs[k]);

@@ -1,9 +1,10 @@
 /* collate.c -- samples side by side: one batch tensor of many small ones. */
 #include <string.h>
 
+#include "../mem/device.h"
 #include "data.h"
 
-ddp_tensor *ddp__batch_tensor(int64_t n, int ndim, const int64_t *size, ddp_dtype dtype) {
+ddp_tensor *ddp__batch_tensor(int64_t n, int ndim, const int64_t *size, ddp_dtype dtype, int device) {
     ddp_meta m = {.dtype = dtype, .device = DDP_CPU, .ndim = ndim + 1};
     if (m.ndim > DDP_MAX_DIM) {
         ddp__fail(DDP_ESHAPE, "collate: samples of %d dims make batches of %d, at most %d", ndim, ndim + 1,
@@ -13,7 +14,23 @@ ddp_tensor *ddp__batch_tensor(int64_t n, int ndim, const int64_t *size, ddp_dtyp
     m.size[0] = n;
     for (int d = 0; d < ndim; d++) m.size[d + 1] = size[d];
     ddp__meta_channels_last(&m);
-    return ddp__tensor_new(&m);
+    return device == DDP_CPU ? ddp__tensor_new(&m) : ddp__tensor_pinned(&m, device);
+}
+
+int ddp__batch_send(ddp_tensor **t, int device) {
+    if (!*t || (*t)->m.device == device) return 0;
+    ddp_meta m = (*t)->m;
+    m.device = device;
+    ddp_tensor *there = ddp__tensor_new(&m);
+    if (!there) return ddp__pending();
+    size_t bytes = (size_t)there->numel * ddp__dtype_bytes[m.dtype];
+    if (bytes && ddp__device_of(device)->copy_ahead(device - 1, ddp__ptr(there), ddp__ptr(*t), bytes) < 0) {
+        ddp__drop(there);
+        return ddp__pending();
+    }
+    ddp__drop(*t);
+    *t = there;
+    return 0;
 }
 
 void ddp__copy_strided(char *dst, ddp_dtype dst_type, const int64_t *dst_stride, const char *src, ddp_dtype src_type,
@@ -44,6 +61,11 @@ int ddp__collate_check(const char *what, const ddp_tensor *first, const ddp_tens
     if (!first != !t)
         return ddp__fail(DDP_EINVAL, "collate: this sample has %s %s, the batch's first has %s", t ? "a" : "no", what,
                          first ? "one" : "none");
+    if (t && t->m.device != DDP_CPU)
+        return ddp__fail(DDP_EDEVICE,
+                         "collate: %s of this sample is on %s: samples are put together on the cpu, and the "
+                         "loader copies batches (DataLoader's device)",
+                         what, DDP_DEVICE_TEXT(t->m.device));
     if (!t || (first->is_number && t->is_number)) return 0;
     if (first->is_number != t->is_number)
         return ddp__fail(DDP_EDTYPE, "collate: %s of this sample is a %s, of the batch's first a %s", what,
@@ -64,10 +86,10 @@ static ddp_dtype number_type(ddp_tensor *const *t, int64_t n) {
     return DDP_I64;
 }
 
-ddp_tensor *ddp__collate(ddp_tensor *const *t, int64_t n, int dtype) {
+ddp_tensor *ddp__collate(ddp_tensor *const *t, int64_t n, int dtype, int device) {
     const ddp_meta *m = &t[0]->m;
     ddp_dtype to = dtype >= 0 ? (ddp_dtype)dtype : t[0]->is_number ? number_type(t, n) : m->dtype;
-    ddp_tensor *out = ddp__batch_tensor(n, m->ndim, m->size, to);
+    ddp_tensor *out = ddp__batch_tensor(n, m->ndim, m->size, to, device);
     if (!out || out->numel == 0) return out;
     for (int64_t i = 0; i < n; i++) {
         char *dst = ddp__ptr(out) + i * out->m.stride[0] * ddp__dtype_bytes[to];

@@ -95,6 +95,7 @@ typedef struct ddp_plan {
     int64_t index_from;
     int x_dtype, y_dtype; /* -1: as they are */
     bool skip;
+    int device; /* a GPU: batches are built in pinned memory */
 } ddp_plan;
 
 /* A thread's own part. */
@@ -119,8 +120,11 @@ DDP_LOCAL void ddp__copy_strided(char *dst, ddp_dtype dst_type, const int64_t *d
 /* May `t` stand in a batch with `first`? Sets the error if not; `what` is "x" or "y". */
 DDP_LOCAL int ddp__collate_check(const char *what, const ddp_tensor *first, const ddp_tensor *t);
 /* [n, ...] of n samples that passed the check; dtype -1: their own. NULL with the error set. */
-DDP_LOCAL ddp_tensor *ddp__collate(ddp_tensor *const *t, int64_t n, int dtype);
-/* A new tensor [n, size...], channels-last when that makes 4 dims. */
-DDP_LOCAL ddp_tensor *ddp__batch_tensor(int64_t n, int ndim, const int64_t *size, ddp_dtype dtype);
+DDP_LOCAL ddp_tensor *ddp__collate(ddp_tensor *const *t, int64_t n, int dtype, int device);
+/* A new tensor [n, size...] in the host's memory, channels-last when that makes 4 dims; pinned when device is a GPU. */
+DDP_LOCAL ddp_tensor *ddp__batch_tensor(int64_t n, int ndim, const int64_t *size, ddp_dtype dtype, int device);
+/* Puts a tensor of the GPU in place of the pinned *t, to which it is being copied; the compute stream must join the copies (copies_join)
+ * before it is used. NULL stays. A status; after a failure *t is as it was. */
+DDP_LOCAL int ddp__batch_send(ddp_tensor **t, int device);
 
 #endif

@@ -39,6 +39,14 @@ ddp_dataset *ddp_dataset_tensors(ddp_tensor *x, ddp_tensor *y) {
         ddp__fail(DDP_ENULL, "data set of tensors: x is missing");
         return NULL;
     }
+    if (x->m.device != DDP_CPU || (y && y->m.device != DDP_CPU)) {
+        ddp__fail(DDP_EDEVICE,
+                  "data set of tensors: %s is on %s: keep it on the cpu, and let the loader copy batches (DataLoader's "
+                  "device)",
+                  x->m.device != DDP_CPU ? "x" : "y",
+                  DDP_DEVICE_TEXT(x->m.device != DDP_CPU ? x->m.device : y->m.device));
+        return NULL;
+    }
     if (x->m.ndim == 0 || (y && y->m.ndim == 0)) {
         ddp__fail(DDP_ESHAPE, "data set of tensors: %s has no rows (0 dims)", x->m.ndim == 0 ? "x" : "y");
         return NULL;

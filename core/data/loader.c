@@ -1,7 +1,10 @@
 /* loader.c -- passes over a data set by worker threads. Batches are claimed in order by whichever worker is free, put
  * into a ring, and given out in order, so what comes out does not depend on how many work. Workers live as long as the
  * loader and wait when they are a ring ahead. A pass that is left leaves its batches in the ring until the next one
- * begins. */
+ * begins.
+ *
+ * For a GPU batches are built in pinned memory. With workers, the one after that which is given out is on its way to the GPU already,
+ * on a stream beside the computing one. */
 #include <omp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -9,13 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../mem/device.h"
 #include "data.h"
 
 enum { MAX_WORKERS = 256 };
 
 /* A finished batch, or the error that stands in its place. */
 typedef struct loader_slot {
-    bool ready;
+    bool ready, sent; /* sent: to the loader's GPU */
     int status;
     char *text; /* owned */
     ddp_tensor *x, *y;
@@ -29,11 +33,11 @@ struct ddp_loader {
     bool stop;
     int n_threads;
     pthread_t *threads;
-    loader_slot *ring;
-    int64_t cap;   /* of the ring */
-    uint64_t pass; /* grows with each, so that a worker knows a stale batch */
+    loader_slot *ring, ahead; /* ahead: the batch `next`, when it was taken from the ring before its time */
+    int64_t cap;              /* of the ring */
+    uint64_t pass;            /* grows with each, so that a worker knows a stale batch */
     bool open, resume;
-    int64_t epoch, next, claim, n_batches;
+    int64_t epoch, next, taken, claim, n_batches; /* batches given out, taken from the ring, claimed by workers */
     int64_t *order;
     int64_t n_order;
     ddp_batcher self; /* of the calling thread, without workers */
@@ -54,7 +58,7 @@ static int check_opts(const ddp_loader_opts *o) {
         return ddp__fail(DDP_EINVAL, "loader: rank %d of a world of %d", o->rank, o->world);
     if (o->x_dtype < 0 || o->x_dtype > DDP_DTYPES || o->y_dtype < 0 || o->y_dtype > DDP_DTYPES)
         return ddp__fail(DDP_EDTYPE, "loader: no dtype %d or %d", o->x_dtype - 1, o->y_dtype - 1);
-    return 0;
+    return o->device == DDP_CPU || ddp__device(o->device, "loader") ? 0 : ddp__pending();
 }
 
 static int make_plan(ddp_plan *p, const ddp_loader_opts *o, ddp_dataset *set) {
@@ -67,6 +71,7 @@ static int make_plan(ddp_plan *p, const ddp_loader_opts *o, ddp_dataset *set) {
     p->x_dtype = o->x_dtype - 1;
     p->y_dtype = o->y_dtype - 1;
     p->skip = o->skip_errors != 0;
+    p->device = o->device;
     if (root->kind == DDP_SET_IMAGES)
         return ddp__augment_init(&p->aug, o, root->channels, root->height, root->width, root->scale);
     if (ddp__augment_init(&p->aug, o, 0, 0, 0, 0) < 0 || !p->aug.any || root->kind != DDP_SET_TENSORS)
@@ -131,6 +136,7 @@ void ddp_loader_free(ddp_loader *l) {
     pthread_mutex_unlock(&l->lock);
     for (int i = 0; i < l->n_threads; i++) pthread_join(l->threads[i], NULL);
     for (int64_t i = 0; l->ring && i < l->cap; i++) empty_slot(&l->ring[i]);
+    empty_slot(&l->ahead);
     if (l->self.plan) ddp__batcher_close(&l->self);
     if (l->plan.fn.free) l->plan.fn.free(l->plan.fn.ctx);
     ddp__augment_free(&l->plan.aug);
@@ -174,7 +180,9 @@ static void build_slot(ddp_loader *l, ddp_batcher *b, const int64_t *ids, int64_
     if (s->status) s->text = strdup(text);
 }
 
-static bool may_claim(const ddp_loader *l) { return l->open && l->claim < l->n_batches && l->claim < l->next + l->cap; }
+static bool may_claim(const ddp_loader *l) {
+    return l->open && l->claim < l->n_batches && l->claim < l->taken + l->cap;
+}
 
 static void *worker_main(void *arg) {
     worker_start w = *(worker_start *)arg;
@@ -272,6 +280,7 @@ static void cancel(ddp_loader *l) {
     l->pass++;
     l->open = false;
     for (int64_t i = 0; i < l->cap; i++) empty_slot(&l->ring[i]);
+    empty_slot(&l->ahead);
 }
 
 static int make_order(ddp_loader *l) {
@@ -299,7 +308,7 @@ int ddp_loader_start(ddp_loader *l) {
     l->resume = false;
     int status = make_order(l);
     if (status == 0) {
-        l->claim = l->next;
+        l->claim = l->taken = l->next;
         l->open = true;
         pthread_cond_broadcast(&l->work);
     }
@@ -308,23 +317,62 @@ int ddp_loader_start(ddp_loader *l) {
     return status;
 }
 
+/* The next batch of the ring into *s; false: it is not ready, and the caller does not wait. */
+static bool take_from_ring(ddp_loader *l, bool wait, loader_slot *s) {
+    pthread_mutex_lock(&l->lock);
+    loader_slot *at = &l->ring[l->taken % l->cap];
+    while (wait && !at->ready) pthread_cond_wait(&l->done, &l->lock);
+    bool ready = at->ready;
+    if (ready) {
+        *s = *at;
+        *at = (loader_slot){0};
+        l->taken++;
+        pthread_cond_signal(&l->work);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return ready;
+}
+
 /* The batch at hand into *s, waiting for it. */
 static void take_batch(ddp_loader *l, loader_slot *s) {
     if (l->o.workers == 0) {
         int64_t *ids = malloc((size_t)l->plan.batch_size * sizeof *ids);
         build_slot(l, &l->self, ids, ids ? batch_ids(l, l->next, ids) : 0, l->epoch, s);
         free(ids);
-        l->next++;
-        return;
+    } else if (l->ahead.ready) {
+        *s = l->ahead;
+        l->ahead = (loader_slot){0};
+    } else {
+        take_from_ring(l, true, s);
     }
-    pthread_mutex_lock(&l->lock);
-    loader_slot *at = &l->ring[l->next % l->cap];
-    while (!at->ready) pthread_cond_wait(&l->done, &l->lock);
-    *s = *at;
-    *at = (loader_slot){0};
     l->next++;
-    pthread_cond_signal(&l->work);
-    pthread_mutex_unlock(&l->lock);
+}
+
+/* ---- on to a GPU ---------------------------------------------------------------------------------------------- */
+
+/* Copies begin; a status. */
+static int send(const ddp_loader *l, loader_slot *s) {
+    if (l->plan.device == DDP_CPU || s->sent || s->status < 0) return 0;
+    if (ddp__batch_send(&s->x, l->plan.device) < 0) return ddp__pending();
+    s->sent = ddp__batch_send(&s->y, l->plan.device) == 0;
+    return ddp__pending();
+}
+
+/* The batch of s may be used. A status. */
+static int arrive(ddp_loader *l, loader_slot *s) {
+    int device = l->plan.device;
+    if (device == DDP_CPU || s->status < 0 || !s->x) return 0;
+    if (send(l, s) == 0) ddp__device_of(device)->copies_join(device - 1);
+    if (!ddp__pending()) return 0;
+    empty_slot(s);
+    return ddp__pending();
+}
+
+/* The batch after this one is sent, when it is ready. What fails is tried again in its turn, and told then. */
+static void send_ahead(ddp_loader *l) {
+    if (l->plan.device == DDP_CPU || l->o.workers == 0 || l->ahead.ready || l->taken >= l->n_batches) return;
+    if (!take_from_ring(l, false, &l->ahead)) return;
+    if (send(l, &l->ahead) < 0) ddp_error_take(NULL);
 }
 
 static void end_pass(ddp_loader *l) {
@@ -346,10 +394,13 @@ static int next_batch(ddp_loader *l, ddp_tensor **x, ddp_tensor **y) {
         take_batch(l, &s);
         if (s.status < 0) ddp__fail(s.status, "%s", s.text ? s.text : "loader: out of memory");
         free(s.text);
+        s.text = NULL;
+        if (s.status < 0 || arrive(l, &s) < 0) return ddp__pending();
         *x = s.x;
         *y = s.y;
-        if (s.status < 0) return s.status;
-        if (s.x) return 1; /* else all its samples were skipped */
+        if (!s.x) continue; /* all its samples were skipped */
+        send_ahead(l);
+        return 1;
     }
 }
 

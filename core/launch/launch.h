@@ -14,12 +14,13 @@
 #define DDP_RUN_VERSION "0.1.0"
 
 enum { EXIT_USAGE = 2, MAX_LOCAL_RANKS = 4096 };
+enum { RANKS_CPU = 0, RANKS_AUTO = -1, RANKS_GPU = -2 }; /* what -n may ask for in place of a number */
 
 /* ---- options (options.c) ------------------------------------------------------------------------------------------
  */
 
 typedef struct options {
-    int n;          /* ranks; 0 while `-n` asks for one a core */
+    int n;          /* ranks; RANKS_* until all options are known */
     double timeout; /* seconds; 0: not given */
     double grace;   /* seconds between SIGTERM and SIGKILL */
     const char *engine;
@@ -40,6 +41,10 @@ DDP_LOCAL int options_read(options *o, int argc, char **argv);
 DDP_LOCAL void options_help(void);
 /* Whether rank r is among `--show`. */
 DDP_LOCAL bool options_shows(const options *o, int r);
+
+/* ---- GPUs (gpus.c) ---- */
+/* GPUs that a rank on this host would see, and why there is none. */
+DDP_LOCAL int gpus_here(char *why, size_t n);
 
 /* ---- places (paths.c) -----------------------------------------------------------------------------------------------
  */

@@ -40,9 +40,8 @@ static int flag(const char *s, bool *out) {
 }
 
 static int take_n(options *o, const char *s) {
-    if (strcmp(s, "auto") == 0) return whole("1", 1, 1, &o->n); /* one a GPU, else one: there is no GPU side yet */
-    o->n = 0;
-    return strcmp(s, "cpu") == 0 ? 0 : whole(s, 1, MAX_LOCAL_RANKS, &o->n);
+    o->n = strcmp(s, "gpu") == 0 ? RANKS_GPU : strcmp(s, "auto") == 0 ? RANKS_AUTO : RANKS_CPU;
+    return o->n != RANKS_CPU || strcmp(s, "cpu") == 0 ? 0 : whole(s, 1, MAX_LOCAL_RANKS, &o->n);
 }
 static int take_engine(options *o, const char *s) {
     o->engine = s;
@@ -97,8 +96,9 @@ static int take_nnodes(options *o, const char *s) {
 static int take_node_rank(options *o, const char *s) { return whole(s, 0, 4095, &o->node_rank); }
 static int take_max_restarts(options *o, const char *s) { return whole(s, 0, 1000000, &o->max_restarts); }
 static const option all[] = {
-    {"-n", "DDP_N", "N", "a number from 1, auto or cpu",
-     "ranks on this host: a number, auto (one) or cpu (one a core); default 1", take_n},
+    {"-n", "DDP_N", "N", "a number from 1, auto, gpu or cpu",
+     "ranks on this host: a number, auto (one a GPU, else one), gpu (one a GPU) or cpu (one a core); default 1",
+     take_n},
     {"--engine", "DDP_ENGINE", "NAME", "auto, shm, gloo, mpi or hier", "how ranks talk: auto, shm, gloo, mpi, hier",
      take_engine},
     {"--timeout", "DDP_TIMEOUT", "S", "seconds above 0", "seconds for every wait of a rank; default 600", take_timeout},
@@ -167,16 +167,12 @@ static int unknown(const char *got, size_t len) {
 static int take(options *o, const option *p, const char *source, const char *value) {
     if (p->take(o, value) == 0) return 0;
     static const char *const later[] = {"nccl"};
-    if (strcmp(p->name, "-n") == 0 && strcmp(value, "gpu") == 0)
-        say("%s gpu: no GPU here, expected %s", source, p->expect);
-    else {
-        for (size_t i = 0; p->take == take_engine && i < sizeof later / sizeof *later; i++) {
-            if (strcmp(value, later[i]) != 0) continue;
-            say("%s %s is not built yet, expected %s", source, value, p->expect);
-            return EXIT_USAGE;
-        }
-        say("%s is \"%s\", expected %s", source, value, p->expect ? p->expect : "no value");
+    for (size_t i = 0; p->take == take_engine && i < sizeof later / sizeof *later; i++) {
+        if (strcmp(value, later[i]) != 0) continue;
+        say("%s %s is not built yet, expected %s", source, value, p->expect);
+        return EXIT_USAGE;
     }
+    say("%s is \"%s\", expected %s", source, value, p->expect ? p->expect : "no value");
     return EXIT_USAGE;
 }
 
@@ -242,15 +238,31 @@ static int check_hosts(options *o) {
     return EXIT_USAGE;
 }
 
+/* A rank for each core or GPU. */
+static int count_ranks(options *o) {
+    char why[500];
+    bool needed = o->n == RANKS_GPU;
+    if (o->n == RANKS_CPU) o->n = ddp__cores();
+    if (o->n > 0) return 0;
+    o->n = gpus_here(why, sizeof why);
+    if (o->n == 0 && needed) {
+        say("-n gpu: no GPU is seen here: %s", why);
+        return EXIT_USAGE;
+    }
+    if (o->n == 0) o->n = 1;
+    return 0;
+}
+
 /* What can only be said once all options are known. */
 static int check_whole(options *o) {
-    if (o->n == 0) o->n = ddp__cores();
+    int st = count_ranks(o);
+    if (st) return st;
     if (o->prompt && (o->n > 1 || o->exec)) {
         if (o->exec) say("-i is a prompt of Lua, --exec runs a program");
         else say("-i is a prompt for one rank, -n is %d", o->n);
         return EXIT_USAGE;
     }
-    int st = hosts_of_slurm(o);
+    st = hosts_of_slurm(o);
     if (st == 0) st = check_hosts(o);
     if (st) return st;
     for (const char *s = o->show; s && *s && o->nnodes == 1; s += strcspn(s, ","), s += *s == ',') {

@@ -135,7 +135,8 @@ void *ddp__mem_alloc(size_t bytes) {
 void ddp__mem_taken(size_t bytes, int64_t of) {
     double weight = of > 0 ? 64.0 * DDP_GC_BYTES / (double)of : 1;
     atomic_fetch_add_explicit(&since_gc, (int_fast64_t)bytes, memory_order_relaxed);
-    atomic_fetch_add_explicit(&pressure, (int_fast64_t)((double)bytes * (weight < 1 ? weight : 1)), memory_order_relaxed);
+    atomic_fetch_add_explicit(&pressure, (int_fast64_t)((double)bytes * (weight < 1 ? weight : 1)),
+                              memory_order_relaxed);
 }
 
 void ddp__mem_free(void *p, size_t bytes) {

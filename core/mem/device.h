@@ -50,6 +50,10 @@ typedef struct ddp_device_type {
     int (*count_bad)(const struct ddp_call *c, const struct ddp_tensor *t, int64_t count[2]);
     /* What GPU i is, in words ("NVIDIA H200, 141 GB, driver 580.65, CUDA 13.0"); returns text. */
     const char *(*describe)(int i, char *text, size_t n);
+    /* Library k of the vendor's, from 0: 1 and its version in text, 0 and why it is not there; -1 past the last. open: it is opened when it
+     * was not yet; else that counts as not there, with no text. Sets no error. */
+    int (*library)(int k, bool open, const char **name, char *text, size_t n);
+    bool (*peer)(int i, int j); /* GPU i can read GPU j's memory without the host */
     /* 16 bytes that no other GPU has; a status. */
     int (*uuid)(int i, unsigned char uuid[16]);
     /* From now on every wait for GPU i fails with this: what is queued there can give no right result. text is copied. */
@@ -64,7 +68,7 @@ typedef const ddp_device_type *(*ddp_plugin_device_fn)(char *why, size_t n, int 
  * begins with `what`. */
 DDP_LOCAL const ddp_device_type *ddp__device(int device, const char *what);
 /* The same for a device of which a tensor exists: never NULL, never fails. */
-DDP_LOCAL const ddp_device_type *ddp__device_of(int device);
+DDP_API const ddp_device_type *ddp__device_of(int device);
 /* Set: this thread's copies from pinned memory to a device do not wait (ddp_to_device_later). */
 DDP_LOCAL extern _Thread_local bool ddp__copies_later;
 /* GPUs that this process can use, 0 when there are none; why not, when asked for. DDP_DEVICE=cpu: 0. */

@@ -41,24 +41,26 @@ static int log_softmax_grad_chain(ddp_vjp *v, ddp_tensor *const *in, ddp_tensor 
 static int softmax_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, softmax_grad_chain); }
 static int log_softmax_grad_vjp(ddp_vjp *v) { return ddp__vjp_by_chain(v, log_softmax_grad_chain); }
 
-/* Rows along the last dim have a kernel of one pass; of other layouts the simple ops are faster. */
-static bool by_rows(const ddp_tensor *y, int64_t dim) {
-    return ddp__meta_is_rowmajor(&y->m) && (dim == -1 || dim == y->m.ndim - 1);
+/* The gradient in one pass: on a GPU always; the cpu has it for rows along the last dim, of other layouts the simple ops are
+ * faster there. */
+static bool in_one_pass(const ddp_tensor *y, int64_t dim) {
+    return y->m.device != DDP_CPU || (ddp__meta_is_rowmajor(&y->m) && (dim == -1 || dim == y->m.ndim - 1));
+}
+static ddp_tensor *rows_of(ddp_tensor *g) {
+    return g->m.device != DDP_CPU || ddp__meta_is_rowmajor(&g->m) ? g : ddp_clone(g, 0);
 }
 static int softmax_vjp(ddp_vjp *v) {
     const ddp_softmax_attrs *a = v->attrs;
     ddp_tensor *in[2] = {v->grad_out[0], v->out[0]};
-    if (!by_rows(in[1], a->dim)) return softmax_grad_chain(v, in, v->grad_in);
-    if (!ddp__meta_is_rowmajor(&in[0]->m)) in[0] = ddp_clone(in[0], 0);
-    v->grad_in[0] = ddp_softmax_grad(in[0], in[1], (int)a->dim);
+    if (!in_one_pass(in[1], a->dim)) return softmax_grad_chain(v, in, v->grad_in);
+    v->grad_in[0] = ddp_softmax_grad(rows_of(in[0]), in[1], (int)a->dim);
     return ddp__pending();
 }
 static int log_softmax_vjp(ddp_vjp *v) {
     const ddp_log_softmax_attrs *a = v->attrs;
     ddp_tensor *in[2] = {v->grad_out[0], v->out[0]};
-    if (!by_rows(in[1], a->dim)) return log_softmax_grad_chain(v, in, v->grad_in);
-    if (!ddp__meta_is_rowmajor(&in[0]->m)) in[0] = ddp_clone(in[0], 0);
-    v->grad_in[0] = ddp_log_softmax_grad(in[0], in[1], (int)a->dim);
+    if (!in_one_pass(in[1], a->dim)) return log_softmax_grad_chain(v, in, v->grad_in);
+    v->grad_in[0] = ddp_log_softmax_grad(rows_of(in[0]), in[1], (int)a->dim);
     return ddp__pending();
 }
 

@@ -28,7 +28,8 @@ ddp_tensor *ddp_pin_memory(ddp_tensor *t, int device) {
     if (ddp__pending()) return NULL;
     if (!t) ddp__fail(DDP_ENULL, "pin_memory: no tensor");
     else if (t->m.device != DDP_CPU)
-        ddp__fail(DDP_EINVAL, "pin_memory: the tensor is on %s, pinned memory is the host's", DDP_DEVICE_TEXT(t->m.device));
+        ddp__fail(DDP_EINVAL, "pin_memory: the tensor is on %s, pinned memory is the host's",
+                  DDP_DEVICE_TEXT(t->m.device));
     else if (t->node || t->requires_grad)
         ddp__fail(DDP_EINVAL, "pin_memory: the tensor has a gradient or history: x:detach() first");
     else if (device == DDP_CPU) ddp__fail(DDP_EDEVICE, "pin_memory: for a GPU; \"cpu\" is none");

@@ -51,8 +51,9 @@ int ddp__cublas_check(const ddp_call *c, cublasStatus_t st, const char *what) {
     if (st == CUBLAS_STATUS_SUCCESS) return 0;
     const ddp_meta *a = &c->in[0]->m, *b = &c->in[1]->m;
     return ddp__op_fail(c, st == CUBLAS_STATUS_ALLOC_FAILED ? DDP_ENOMEM : DDP_EDEVICE,
-                        "%s: status %d, %s (%s of %s and %s, result %s)", what, (int)st, ddp__cuda.cublasGetStatusString(st),
-                        ddp_dtype_name(a->dtype), DDP_SHAPE_TEXT(a), DDP_SHAPE_TEXT(b), DDP_SHAPE_TEXT(&c->out[0]->m));
+                        "%s: status %d, %s (%s of %s and %s, result %s)", what, (int)st,
+                        ddp__cuda.cublasGetStatusString(st), ddp_dtype_name(a->dtype), DDP_SHAPE_TEXT(a),
+                        DDP_SHAPE_TEXT(b), DDP_SHAPE_TEXT(&c->out[0]->m));
 }
 
 static int make(const ddp_call *c, const ddp_gpu *g, cublasHandle_t *h) {
@@ -65,10 +66,11 @@ static int make(const ddp_call *c, const ddp_gpu *g, cublasHandle_t *h) {
     if (st == 0)
         st = ddp__cublas_check(c, ddp__cuda.cublasSetWorkspace_v2(*h, w, workspace_bytes(g)), "cublasSetWorkspace");
     if (st == 0)
-        st = ddp__cublas_check(c,
-                               ddp__cuda.cublasSetMathMode(*h, (cublasMath_t)(CUBLAS_DEFAULT_MATH |
-                                                                              CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
-                               "cublasSetMathMode");
+        st = ddp__cublas_check(
+            c,
+            ddp__cuda.cublasSetMathMode(
+                *h, (cublasMath_t)(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
+            "cublasSetMathMode");
     if (st < 0) {
         ddp__cuda.cublasDestroy_v2(*h);
         *h = NULL;

@@ -51,7 +51,7 @@ static int job_take(const ddp_call *c, job *j) {
     j->in = j->out = a->m.dtype;
     ddp__product_of(&j->p, c, a, b);
     bool a_lies = gemm_able(j->p.M, j->p.K, &j->p.am, &j->p.ak), b_lies = gemm_able(j->p.K, j->p.N, &j->p.bk, &j->p.bn);
-    if (a_lies && b_lies) return 0;
+    if ((a_lies && b_lies) || j->p.K == 0) return 0;
     int st = a_lies ? 0 : ddp__dense_copy_take(c, &j->a, a);
     if (st == 0 && !b_lies) st = ddp__dense_copy_take(c, &j->b, b);
     if (st < 0) return st;
@@ -120,19 +120,21 @@ static void gemm_call_of(gemm_call *g, const job *j, cublasHandle_t h, double be
 
 static int one(const ddp_call *c, const gemm_call *g, const void *b, const void *a, void *y) {
     return ddp__cublas_check(c,
-                             ddp__cuda.cublasGemmEx(g->h, g->tb, g->ta, g->m, g->n, g->k, &g->one, b, g->in, g->ldb, a, g->in,
-                                                    g->lda, &g->beta, y, g->out, g->ldy, g->compute, CUBLAS_GEMM_DEFAULT),
+                             ddp__cuda.cublasGemmEx(g->h, g->tb, g->ta, g->m, g->n, g->k, &g->one, b, g->in, g->ldb, a,
+                                                    g->in, g->lda, &g->beta, y, g->out, g->ldy, g->compute,
+                                                    CUBLAS_GEMM_DEFAULT),
                              "cublasGemmEx");
 }
 
 /* Batches of dim d, the first of them at b, a, y. */
-static int strided(const ddp_call *c, const gemm_call *g, const matmul_args *p, int d, const void *b, const void *a, void *y) {
-    return ddp__cublas_check(
-        c,
-        ddp__cuda.cublasGemmStridedBatchedEx(g->h, g->tb, g->ta, g->m, g->n, g->k, &g->one, b, g->in, g->ldb, p->sb[d], a, g->in,
-                                             g->lda, p->sa[d], &g->beta, y, g->out, g->ldy, p->sy[d], (int)p->size[d],
-                                             g->compute, CUBLAS_GEMM_DEFAULT),
-        "cublasGemmStridedBatchedEx");
+static int strided(const ddp_call *c, const gemm_call *g, const matmul_args *p, int d, const void *b, const void *a,
+                   void *y) {
+    return ddp__cublas_check(c,
+                             ddp__cuda.cublasGemmStridedBatchedEx(g->h, g->tb, g->ta, g->m, g->n, g->k, &g->one, b,
+                                                                  g->in, g->ldb, p->sb[d], a, g->in, g->lda, p->sa[d],
+                                                                  &g->beta, y, g->out, g->ldy, p->sy[d],
+                                                                  (int)p->size[d], g->compute, CUBLAS_GEMM_DEFAULT),
+                             "cublasGemmStridedBatchedEx");
 }
 
 static bool aligned(const void *first, const int64_t *stride, int n, int bytes) {
@@ -156,8 +158,8 @@ static int by_pointers(const ddp_call *c, const gemm_call *g, const job *j) {
                                ddp__cuda.cublasGemmBatchedEx(g->h, g->tb, g->ta, g->m, g->n, g->k, &g->one,
                                                              (const void *const *)list, g->in, g->ldb,
                                                              (const void *const *)(list + p->batches), g->in, g->lda,
-                                                             &g->beta, list + 2 * p->batches, g->out, g->ldy, (int)p->batches,
-                                                             g->compute, CUBLAS_GEMM_DEFAULT),
+                                                             &g->beta, list + 2 * p->batches, g->out, g->ldy,
+                                                             (int)p->batches, g->compute, CUBLAS_GEMM_DEFAULT),
                                "cublasGemmBatchedEx");
     ddp__cuda_scratch_give(c, list, bytes);
     return st;
@@ -182,26 +184,33 @@ static int by_runs(const ddp_call *c, const gemm_call *g, const job *j) {
     return st;
 }
 
+static int batches(const ddp_call *c, const gemm_call *g, const job *j) {
+    const matmul_args *p = &j->p;
+    int in = ddp__dtype_bytes[j->in], n = p->batch_dims;
+    if (n == 0) return one(c, g, p->b, p->a, p->y);
+    if (n == 1) return strided(c, g, p, 0, p->b, p->a, p->y);
+    bool lists =
+        aligned(p->a, p->sa, n, in) && aligned(p->b, p->sb, n, in) && aligned(p->y, p->sy, n, ddp__dtype_bytes[j->out]);
+    return lists ? by_pointers(c, g, j) : by_runs(c, g, j);
+}
+
 /* y = a b + beta y. y may be another than the call's, in j->out, row-major all the same. */
 static int product(const ddp_call *c, job *j, double beta) {
     matmul_args *p = &j->p;
-    const ddp_gpu *gpu = ddp__gpu_of(c);
+    ddp_gpu *gpu = ddp__gpu_of(c);
     cublasHandle_t h = ddp__cublas(c);
     gemm_call g;
     if (!h || !gpu) return ddp__pending();
     int64_t rows = p->M * p->batches;
     if (p->K == 0) { /* nothing is added up */
         size_t bytes = (size_t)(rows * p->N) * ddp__dtype_bytes[j->out];
-        return beta != 0 ? 0 : ddp__cuda_check(ddp__cuda.cudaMemsetAsync(p->y, 0, bytes, gpu->compute), "cudaMemsetAsync");
+        return beta != 0 ? 0
+                         : ddp__cuda_check(ddp__cuda.cudaMemsetAsync(p->y, 0, bytes, gpu->compute), "cudaMemsetAsync");
     }
     gemm_call_of(&g, j, h, beta);
     ddp__recent_add(c->op->name, "cuBLAS");
-    if (p->batch_dims == 0) return one(c, &g, p->b, p->a, p->y);
-    if (p->batch_dims == 1) return strided(c, &g, p, 0, p->b, p->a, p->y);
-    int in = ddp__dtype_bytes[j->in], n = p->batch_dims;
-    bool lists = aligned(p->a, p->sa, n, in) && aligned(p->b, p->sb, n, in) &&
-                 aligned(p->y, p->sy, n, ddp__dtype_bytes[j->out]);
-    return lists ? by_pointers(c, &g, j) : by_runs(c, &g, j);
+    int st = batches(c, &g, j);
+    return st < 0 ? st : ddp__cuda_launched(gpu, c->op->name, "of cuBLAS", cudaSuccess);
 }
 
 static int run_matmul(const ddp_call *c) {

@@ -8,19 +8,16 @@ enum {
     MOST = 256
 }; /* blocks that fill a GPU; parts, whose sums one thread adds up */
 
-/* t row-major: itself, or a copy in scratch, *owned of *bytes. */
-static const void *rows_of(const ddp_call *c, const ddp_tensor *t, void **owned, size_t *bytes) {
-    *owned = NULL;
-    if (ddp__meta_is_rowmajor(&t->m)) return ddp__ptr(t);
+/* *rows: t row-major, which is itself, or a copy in scratch, *owned of *bytes. A status. */
+static int rows_of(const ddp_call *c, const ddp_tensor *t, const void **rows, void **owned, size_t *bytes) {
+    *rows = ddp__ptr(t);
+    if (ddp__meta_is_rowmajor(&t->m)) return 0;
     *bytes = (size_t)t->numel * ddp__dtype_bytes[t->m.dtype];
-    if (!(*owned = ddp__cuda_scratch_take(c, *bytes))) return NULL;
+    if (!(*rows = *owned = ddp__cuda_scratch_take(c, *bytes))) return ddp__pending();
     ddp_storage s = {.device = t->m.device, .bytes = *bytes, .data = *owned};
     ddp_tensor copy = {.m = t->m, .numel = t->numel, .storage = &s};
-    ddp__meta_rowmajor(&copy.m);
-    copy.m.offset = 0;
-    if (ddp__cuda_copy(c, &copy, t) >= 0) return *owned;
-    ddp__cuda_scratch_give(c, *owned, *bytes);
-    return *owned = NULL;
+    ddp__meta_rowmajor(&copy.m); /* from the start of its storage */
+    return ddp__cuda_copy(c, &copy, t);
 }
 
 /* Parts and sums are in a already. */
@@ -60,9 +57,9 @@ static int run_linear_act_grad(const ddp_call *c) {
                        .act = (int32_t)((const ddp_linear_act_grad_attrs *)c->attrs)->act};
     if (a.columns == 0) return 0;
     a.rows = c->out[0]->numel / a.columns;
-    a.g = rows_of(c, c->in[0], &owned[0], &bytes[0]);
-    a.from = a.g ? rows_of(c, c->in[1], &owned[1], &bytes[1]) : NULL;
-    int st = a.from ? with_sums(c, &a) : ddp__pending();
+    int st = rows_of(c, c->in[0], &a.g, &owned[0], &bytes[0]);
+    if (st >= 0) st = rows_of(c, c->in[1], &a.from, &owned[1], &bytes[1]);
+    if (st >= 0) st = with_sums(c, &a);
     for (int i = 0; i < 2; i++)
         if (owned[i]) ddp__cuda_scratch_give(c, owned[i], bytes[i]);
     return st;

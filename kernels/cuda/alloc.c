@@ -17,7 +17,7 @@
 
 enum { MAX_GPUS = 64, MAX_POOLS = 8, TABLE = 4096 };
 static const size_t small_most = (size_t)1 << 20, small_segment = (size_t)2 << 20, /* blocks up to 1 MB */
-    large_most = (size_t)10 << 20, large_segment = (size_t)20 << 20,               /* up to 10 MB; above, a segment of its own */
+    large_most = (size_t)10 << 20, large_segment = (size_t)20 << 20, /* up to 10 MB; above, a segment of its own */
     own_unit = (size_t)2 << 20;
 static const int64_t slack = 32 << 20;
 
@@ -229,11 +229,12 @@ static void *out_of_memory(int i, size_t bytes) {
     pthread_mutex_unlock(&lock);
     if (ddp__cuda.cudaMemGetInfo(&free_bytes, &total)) ddp__cuda.cudaGetLastError();
     double others = (double)total - (double)free_bytes - (double)m.reserved;
-    ddp__fail(DDP_ENOMEM,
-              "out of memory: %zu bytes (%.1f MB) asked for on cuda:%d, %.1f MB in use, at most %.1f MB before; of its %.1f "
-              "MB %.1f are free, %.1f cached in pieces, %.1f held by libraries and other processes (see nvidia-smi)",
-              bytes, (double)bytes / mb, i, (double)m.allocated / mb, (double)m.peak / mb, (double)total / mb,
-              (double)free_bytes / mb, (double)(m.reserved - m.allocated) / mb, others > 0 ? others / mb : 0);
+    ddp__fail(
+        DDP_ENOMEM,
+        "out of memory: %zu bytes (%.1f MB) asked for on cuda:%d, %.1f MB in use, at most %.1f MB before; of its %.1f "
+        "MB %.1f are free, %.1f cached in pieces, %.1f held by libraries and other processes (see nvidia-smi)",
+        bytes, (double)bytes / mb, i, (double)m.allocated / mb, (double)m.peak / mb, (double)total / mb,
+        (double)free_bytes / mb, (double)(m.reserved - m.allocated) / mb, others > 0 ? others / mb : 0);
     return NULL;
 }
 
@@ -241,7 +242,8 @@ void *ddp__gpu_alloc_on(int i, cudaStream_t stream, size_t bytes) {
     ddp_gpu *g = ddp__gpu(i);
     if (!g) return NULL;
     if (bytes > (size_t)1 << 46 || ddp__mem_fails()) return out_of_memory(i, bytes);
-    size_t size = !cached() && bytes ? bytes : (bytes / DDP_BLOCK_UNIT + (bytes % DDP_BLOCK_UNIT || !bytes)) * DDP_BLOCK_UNIT;
+    size_t size =
+        !cached() && bytes ? bytes : (bytes / DDP_BLOCK_UNIT + (bytes % DDP_BLOCK_UNIT || !bytes)) * DDP_BLOCK_UNIT;
     gpu_memory *m = &gpus[i];
     cudaError_t e = cudaSuccess;
     pthread_mutex_lock(&lock);

@@ -109,6 +109,8 @@ const char *ddp__cuda_missing(ddp_cuda_lib id) {
     return atomic_load(&ready[id]) ? NULL : why[id];
 }
 
+bool ddp__cuda_opened(ddp_cuda_lib id) { return atomic_load(&ready[id]); }
+
 int ddp__cuda_need(ddp_cuda_lib id) {
     const char *no = ddp__cuda_missing(id);
     return no ? ddp__fail(DDP_ENOSUP, "%s", no) : 0;

@@ -37,5 +37,7 @@ typedef enum ddp_cuda_lib {
 DDP_LOCAL int ddp__cuda_need(ddp_cuda_lib lib);
 /* The same without an error set: NULL, or why not. */
 DDP_LOCAL const char *ddp__cuda_missing(ddp_cuda_lib lib);
+/* It was opened before. */
+DDP_LOCAL bool ddp__cuda_opened(ddp_cuda_lib lib);
 
 #endif

@@ -61,9 +61,9 @@ enum { LINE_DIMS = 8 };
  * there are 0. */
 typedef struct reduce_args {
     const void *x;
-    void *y;      /* results; of extremes NULL where only positions are wanted */
-    int64_t *ids; /* positions of extremes, or NULL */
-    void *part;   /* where splits > 1: what each split of a result's elements found, [outs][splits] */
+    void *y;           /* results; of extremes NULL where only positions are wanted */
+    int64_t *ids;      /* positions of extremes, or NULL */
+    void *part;        /* where splits > 1: what each split of a result's elements found, [outs][splits] */
     int64_t outs, ins; /* results; elements of each */
     double count;      /* sums are divided by it */
     int32_t n_kept, n_gone;
@@ -84,7 +84,7 @@ typedef struct lines_args {
     int64_t n, lines; /* elements of a line; lines */
     int64_t step[3];  /* from one element of a line to the next */
     int32_t ndim;     /* of the other dims, innermost first */
-    int32_t across;   /* lines lie side by side, their elements apart: lanes columns a block; else lanes threads a line */
+    int32_t across; /* lines lie side by side, their elements apart: lanes columns a block; else lanes threads a line */
     int32_t lanes;
     int32_t packed;    /* runs may be read as one */
     int32_t logarithm; /* log softmax */
@@ -99,24 +99,38 @@ typedef struct loss_args {
     void *out;
     const void *x;
     const int64_t *target;
-    const void *g;   /* NULL: a number, */
-    double g_number; /* this one */
-    void *part;      /* what each block of many found: the sum of its losses, */
-    int64_t *counts; /* how many of its targets are not ignored */
-    int64_t *fault;  /* ddp__cuda_fault_word */
+    const void *g;    /* NULL: a number, */
+    double g_number;  /* this one */
+    void *part;       /* what each block of many found: the sum of its losses, */
+    int64_t *counts;  /* how many of its targets are not ignored */
+    int64_t *fault;   /* ddp__cuda_fault_word */
     int64_t n, lines; /* classes; targets */
     int64_t step[2];  /* from one class to the next */
     int64_t ignore;
     double smoothing;
-    int32_t reduction; /* 0 none, 1 mean, 2 sum */
-    int32_t parts;     /* of part and counts; of a gradient 0: nobody has counted */
-    int32_t op;        /* for fault_at */
-    int32_t ndim;      /* of the other dims, innermost first */
+    int32_t reduction;             /* 0 none, 1 mean, 2 sum */
+    int32_t parts;                 /* of part and counts; of a gradient 0: nobody has counted */
+    int32_t op;                    /* for fault_at */
+    int32_t ndim;                  /* of the other dims, innermost first */
     int32_t across, lanes, packed; /* as lines_args */
     int32_t unused;
     int64_t size[LINE_DIMS], stride[4][LINE_DIMS];
 } loss_args;
 
+/* ---- chains of elementwise ops, generated (chain.c) ---- */
+
+/* Operands side by side, as in walk_args: results first. */
+enum { CHAIN_OPERANDS = 12 };
+typedef struct chain_args {
+    void *p[CHAIN_OPERANDS];
+    double number[CHAIN_OPERANDS];
+    int64_t whole[CHAIN_OPERANDS];
+    int64_t n;
+    int32_t ndim; /* 0: dense */
+    int32_t unused;
+    int64_t size[WALK_DIMS];
+    int64_t stride[CHAIN_OPERANDS][WALK_DIMS];
+} chain_args;
 /* ---- batch normalisation (norm.cu) ---- */
 
 /* A vector of channels: NULL where there is none; wide: of what the operands' dtype is computed in, else of that dtype. */
@@ -127,11 +141,11 @@ typedef struct channel_vector {
 } channel_vector;
 
 /* Operands are laid out alike: [outer, channels, inner]. inner 1: channels lie side by side. */
-typedef struct norm_args {
+typedef struct batch_norm_args {
     const void *in[3]; /* forward: x, residual; backward: g, x, y; NULL where absent */
     void *out;         /* y; what relu let pass of g; dx */
     int64_t outer, channels, inner;
-    int64_t share; /* sums: of a block: rows where inner is 1, else runs of a channel */
+    int64_t share;                           /* sums: of a block: rows where inner is 1, else runs of a channel */
     channel_vector weight, bias, mean, rstd; /* rstd where running is set: a variance */
     void *mean_out, *rstd_out;               /* [channels], wide */
     void *running_mean, *running_var;        /* wide; NULL: not kept */
@@ -146,7 +160,7 @@ typedef struct norm_args {
     int32_t running;   /* forward by running statistics */
     int32_t training;  /* backward: statistics were the batch's */
     int32_t sums_wide; /* dweight, dbias are */
-} norm_args;
+} batch_norm_args;
 
 /* ---- layer normalisation (layer_norm.cu) ---- */
 
@@ -419,5 +433,6 @@ typedef struct fold_apply_args {
     int64_t n, channels;
     int64_t relu;
 } fold_apply_args;
+
 
 #endif

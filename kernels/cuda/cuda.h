@@ -81,10 +81,14 @@ typedef struct ddp_grid {
 DDP_LOCAL ddp_grid ddp__grid(int64_t n, int per);
 /* One block of `threads` for each of n rows. */
 DDP_LOCAL ddp_grid ddp__grid_rows(int64_t n, unsigned threads);
+/* DDP_SYNC=1: the host waits for each launch, so that an error is told by the op that made it. */
+DDP_LOCAL bool ddp__cuda_synchronous(void);
 /* Queues kernel k with its one argument, for c; a status. Nothing when the grid is empty. */
 DDP_LOCAL int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g);
 /* The same where there is no call: on a GPU, for `op` (a string that stays). */
 DDP_LOCAL int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, ddp_grid g);
+/* What a launch answered, e, as a status; with DDP_SYNC=1 its work is waited for, so that its own errors come out here. */
+DDP_LOCAL int ddp__cuda_launched(ddp_gpu *gpu, const char *op, const char *kernel, cudaError_t e);
 
 /* ddp__launch_<name>(c, [dtype,] args, grid), typed. */
 #define FAMILY(f)
@@ -98,6 +102,10 @@ DDP_LOCAL int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const voi
     }
 #define KERNEL_ALL(name, args, flags) KERNEL_FLOATS(name, args, flags)
 #include "kernels.def"
+
+/* ---- what is there (libraries.c): see core/mem/device.h ---- */
+DDP_LOCAL int ddp__cuda_library(int k, bool open, const char **name, char *text, size_t n);
+DDP_LOCAL bool ddp__cuda_peer(int i, int j);
 
 /* ---- lists -------------------------------------------------------------------------------------------------------------------- */
 

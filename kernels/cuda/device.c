@@ -18,23 +18,66 @@ static _Thread_local int selected = -1; /* on this thread */
 
 /* ---- errors ---- */
 
-int ddp__cuda_check(cudaError_t e, const char *what) {
-    if (e == cudaSuccess) return 0;
-    ddp__cuda.cudaGetLastError(); /* it is told here: the next call's error is its own */
+/* After these the runtime answers every call of this process with them. */
+static bool is_final(cudaError_t e) {
+    switch (e) {
+        case cudaErrorIllegalAddress:
+        case cudaErrorLaunchFailure:
+        case cudaErrorIllegalInstruction:
+        case cudaErrorMisalignedAddress:
+        case cudaErrorInvalidAddressSpace:
+        case cudaErrorInvalidPc:
+        case cudaErrorHardwareStackError:
+        case cudaErrorAssert:
+        case cudaErrorLaunchTimeout:
+        case cudaErrorECCUncorrectable:
+        case cudaErrorNvlinkUncorrectable:
+        case cudaErrorMpsRpcFailure:
+        case cudaErrorDevicesUnavailable:
+        case cudaErrorNoDevice:
+        case cudaErrorUnknown: return true;
+        default: return false;
+    }
+}
+
+/* The first final error, as it was told. */
+static pthread_mutex_t end_lock = PTHREAD_MUTEX_INITIALIZER;
+static char ended[700];
+
+/* Tells what e means, with what was launched since the host last waited. */
+static int tell(cudaError_t e, const char *what) {
     const char *name = ddp__cuda.cudaGetErrorName(e), *text = ddp__cuda.cudaGetErrorString(e);
-    if (e == cudaErrorMemoryAllocation) return ddp__fail(DDP_ENOMEM, "%s: out of memory on cuda:%d", what, selected);
-    char recent[400];
+    const char *final = is_final(e) ? "; this process can use the GPU no more: start it again, from a checkpoint" : "";
+    char recent[400], from[520] = "";
     ddp__recent_text(recent, sizeof recent);
+    if (*recent)
+        snprintf(from, sizeof from, ". It comes from this or an op launched before: %s%s", recent,
+                 ddp__cuda_synchronous() ? "" : "; DDP_SYNC=1 finds which");
     if (e == cudaErrorDevicesUnavailable || e == cudaErrorNoDevice || e == cudaErrorUnknown)
         return ddp__fail(DDP_EDEVICE,
                          "%s: the GPU does not answer any more (%s: %s): it may have fallen off the bus; see `dmesg | "
                          "grep -i xid` and `nvidia-smi`, then start again from a checkpoint",
                          what, name, text);
-    if (!*recent) return ddp__fail(DDP_EDEVICE, "%s: CUDA error %d, %s: %s", what, (int)e, name, text);
-    return ddp__fail(
-        DDP_EDEVICE,
-        "%s: CUDA error %d, %s: %s. It comes from this or an op launched before: %s. DDP_SYNC=1 finds which", what,
-        (int)e, name, text, recent);
+    return ddp__fail(DDP_EDEVICE, "%s: CUDA error %d, %s: %s%s%s", what, (int)e, name, text, from, final);
+}
+
+int ddp__cuda_check(cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return 0;
+    ddp__cuda.cudaGetLastError(); /* it is told here: the next call's error is its own */
+    if (e == cudaErrorMemoryAllocation) return ddp__fail(DDP_ENOMEM, "%s: out of memory on cuda:%d", what, selected);
+    if (!is_final(e)) return tell(e, what);
+    pthread_mutex_lock(&end_lock);
+    int st;
+    if (*ended) st = ddp__fail(DDP_EDEVICE, "%s: the GPU's work ended before: %s", what, ended);
+    else {
+        ddp_saved_error first;
+        st = tell(e, what);
+        ddp__error_save(&first);
+        snprintf(ended, sizeof ended, "%s", first.text ? first.text : what);
+        ddp__error_restore(&first);
+    }
+    pthread_mutex_unlock(&end_lock);
+    return st;
 }
 
 /* ---- one GPU ---- */
@@ -52,6 +95,12 @@ static int make_ready(ddp_gpu *g, int i) {
     if (!e) e = ddp__cuda.cudaStreamCreateWithPriority(&g->copy, cudaStreamNonBlocking, most);
     if (!e) e = ddp__cuda.cudaEventCreateWithFlags(&g->computed, cudaEventDisableTiming);
     if (!e) e = ddp__cuda.cudaEventCreateWithFlags(&g->copied, cudaEventDisableTiming);
+    if (!e) return 0;
+    if (g->computed) ddp__cuda.cudaEventDestroy(g->computed);
+    if (g->copy) ddp__cuda.cudaStreamDestroy(g->copy);
+    if (g->compute) ddp__cuda.cudaStreamDestroy(g->compute);
+    g->computed = NULL;
+    g->copy = g->compute = NULL;
     return ddp__cuda_check(e, "making a GPU ready");
 }
 
@@ -248,6 +297,8 @@ static ddp_device_type type = {
     .memory = gpu_memory,
     .count_bad = ddp__gpu_count_bad,
     .describe = gpu_describe,
+    .library = ddp__cuda_library,
+    .peer = ddp__cuda_peer,
     .uuid = gpu_uuid,
     .poison = gpu_poison,
     .coll = &ddp__nccl,

@@ -6,8 +6,10 @@
 #ifndef DDP_EMULATED
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#ifndef __CUDACC_RTC__ /* NVRTC knows these by itself */
 #include <cuda_runtime.h>
 #include <math.h>
+#endif
 #define DDP_DYNAMIC_SHARED(T, name)                                    \
     extern __shared__ __align__(16) unsigned char ddp_dynamic_shared[]; \
     T *name = (T *)ddp_dynamic_shared

@@ -7,8 +7,8 @@
 
 /* v[k RUN ..] = run lane + k size of x, step elements from one to the next; `none` where there is none. */
 template <class T, int RUN, int HELD, class TEAM>
-static __device__ __forceinline__ void load_line(const T *x, int64_t step, int64_t runs, const TEAM &t, bool mine, WIDE(T) none,
-                                                 WIDE(T) * v) {
+static __device__ __forceinline__ void load_line(const T *x, int64_t step, int64_t runs, const TEAM &t, bool mine,
+                                                 WIDE(T) none, WIDE(T) * v) {
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t u = t.lane + (int64_t)k * t.size;
@@ -23,7 +23,8 @@ static __device__ __forceinline__ void load_line(const T *x, int64_t step, int64
     }
 }
 template <class T, int RUN, int HELD, class TEAM>
-static __device__ __forceinline__ void store_line(T *y, int64_t step, int64_t runs, const TEAM &t, bool mine, const WIDE(T) * v) {
+static __device__ __forceinline__ void store_line(T *y, int64_t step, int64_t runs, const TEAM &t, bool mine,
+                                                  const WIDE(T) * v) {
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t u = t.lane + (int64_t)k * t.size;
@@ -39,8 +40,8 @@ static __device__ __forceinline__ void store_line(T *y, int64_t step, int64_t ru
  * the sum so far. Elements equal to the largest count 1 also where it is -inf, until a finite one comes; a line whose largest is
  * infinite has the sum NaN, as inf - inf gives it. */
 template <class T, int RUN, class TEAM>
-static __device__ __forceinline__ void top_and_sum(const T *x, int64_t step, int64_t runs, const TEAM &t, WIDE(T) * slots,
-                                                   WIDE(T) * top_out, WIDE(T) * sum_out) {
+static __device__ __forceinline__ void top_and_sum(const T *x, int64_t step, int64_t runs, const TEAM &t,
+                                                   WIDE(T) * slots, WIDE(T) * top_out, WIDE(T) * sum_out) {
     typedef WIDE(T) A;
     A top = -infinity_of((A)0), sum = 0;
     for (int64_t u = t.lane; u < runs; u += t.size) {
@@ -65,7 +66,8 @@ static __device__ __forceinline__ void top_and_sum(const T *x, int64_t step, int
 
 /* The lines of a call by the team that suits them; VALUES of them (of 4 bytes) stay on a thread at most. FN::go<TEAM, RUN, HELD>:
  * HELD runs of RUN elements a thread; HELD 0: lines are too long for that. */
-template <class T, class FN, int VALUES, class ARGS> static __device__ __forceinline__ void by_rows(const ARGS &a, WIDE(T) * slots) {
+template <class T, class FN, int VALUES, class ARGS>
+static __device__ __forceinline__ void by_rows(const ARGS &a, WIDE(T) * slots) {
     const int RUN = run_of<T>::n, HELD = VALUES * 4 / (int)sizeof(WIDE(T)) / RUN;
     row_team t(a.lanes);
     if (a.packed) {

@@ -168,7 +168,7 @@ static int add_back(const ddp_call *c, sort_args *keys, add_rows_args *a, int64_
     a->chunk = n < 1 << 16 ? 32 : 128;
     if (a->columns.n * n / a->chunk < 1 << 16) a->chunk = 8; /* few sums: more threads of shorter ones */
     a->chunks = (n + a->chunk - 1) / a->chunk;
-    sorted s;
+    sorted s = {0};
     if ((st = take_scratch(c, &s, n, tiles)) < 0) return st;
     size_t wide = ddp__dtype_bytes[ddp__wide(dtype)] * (size_t)(a->vector ? 16 / bytes : 1);
     size_t partial = 2 * (size_t)(a->chunks * a->columns.n) * wide;

@@ -57,7 +57,7 @@ static int load(int k, const ddp_gpu *gpu) {
     return 0;
 }
 
-static bool synchronous(void) {
+bool ddp__cuda_synchronous(void) {
     static atomic_int on = -1;
     int v = atomic_load_explicit(&on, memory_order_relaxed);
     if (v < 0) {
@@ -70,6 +70,13 @@ static bool synchronous(void) {
 int ddp__cuda_launch(const ddp_call *c, int k, const void *args, ddp_grid g) {
     ddp_gpu *gpu = ddp__gpu_of(c);
     return gpu ? ddp__cuda_launch_on(gpu, c->op->name, k, args, g) : ddp__pending();
+}
+
+int ddp__cuda_launched(ddp_gpu *gpu, const char *op, const char *kernel, cudaError_t e) {
+    if (!e && !ddp__cuda_synchronous()) return 0;
+    char what[160];
+    snprintf(what, sizeof what, "%s (kernel %s)", op, kernel);
+    return e ? ddp__cuda_check(e, what) : ddp__gpu_wait(gpu, what);
 }
 
 int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, ddp_grid g) {
@@ -86,10 +93,7 @@ int ddp__cuda_launch_on(ddp_gpu *gpu, const char *op, int k, const void *args, d
     ddp__recent_add(op, table[k].name);
     cudaError_t e = ddp__cuda.cudaLaunchKernel((const void *)f, (dim3){g.x, g.y, g.z}, (dim3){g.threads, 1, 1}, &one,
                                                g.shared, gpu->compute);
-    if (!e && !synchronous()) return 0;
-    char what[160];
-    snprintf(what, sizeof what, "%s (kernel %s)", op, table[k].name);
-    return e ? ddp__cuda_check(e, what) : ddp__gpu_wait(gpu, what);
+    return ddp__cuda_launched(gpu, op, table[k].name, e);
 }
 
 /* ---- grids ---- */

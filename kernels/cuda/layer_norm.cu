@@ -27,7 +27,8 @@ static __device__ __forceinline__ void vector_run(const channel_vector &v, int64
 template <class T> struct layer_norm_fn {
     typedef WIDE(T) A;
     /* y of RUN elements from k on. */
-    template <int RUN> static __device__ __forceinline__ void put(const layer_norm_args &a, T *y, int64_t k, const A *x, A mean, A rstd) {
+    template <int RUN>
+    static __device__ __forceinline__ void put(const layer_norm_args &a, T *y, int64_t k, const A *x, A mean, A rstd) {
         A w[RUN], b[RUN];
         run<T, RUN> out;
         vector_run<T, RUN>(a.weight, k, 1, w);
@@ -44,7 +45,9 @@ template <class T> struct layer_norm_fn {
         }
         return rstd;
     }
-    template <int RUN, int HELD> static __device__ __forceinline__ void held(const layer_norm_args &a, const row_team &t, int64_t row, bool mine, A *slots) {
+    template <int RUN, int HELD>
+    static __device__ __forceinline__ void held(const layer_norm_args &a, const row_team &t, int64_t row, bool mine,
+                                                A *slots) {
         const int64_t runs = a.n / RUN;
         A v[HELD * RUN], sum = 0, about = 0;
         load_line<T, RUN, HELD>((const T *)a.in[0] + row * a.n, 1, runs, t, mine, (A)0, v);
@@ -65,11 +68,14 @@ template <class T> struct layer_norm_fn {
         }
     }
     /* Sums about the first element, so that a large mean costs no digits. */
-    template <int RUN> static __device__ __forceinline__ void again(const layer_norm_args &a, const row_team &t, int64_t row, bool mine, A *slots) {
+    template <int RUN>
+    static __device__ __forceinline__ void again(const layer_norm_args &a, const row_team &t, int64_t row, bool mine,
+                                                 A *slots) {
         const T *x = (const T *)a.in[0] + row * a.n;
         int64_t runs = mine ? a.n / RUN : 0;
         A first = widen(x[0]), sum = 0, squares = 0;
         if (!is_finite(first)) first = 0;
+#pragma unroll 1
         for (int64_t u = t.lane; u < runs; u += t.size) {
             run<T, RUN> in = *(const run<T, RUN> *)(x + u * RUN);
 #pragma unroll
@@ -83,6 +89,7 @@ template <class T> struct layer_norm_fn {
         squares = t.over(squares, (A)0, add_op(), slots);
         A m = sum / (A)a.n, var = (squares - sum * m) / (A)a.n, mean = first + m;
         A rstd = keep(a, row, mine && t.lane == 0, mean, var < 0 ? (A)0 : var);
+#pragma unroll 1
         for (int64_t u = t.lane; u < runs; u += t.size) {
             run<T, RUN> in = *(const run<T, RUN> *)(x + u * RUN);
             A v[RUN];
@@ -91,7 +98,8 @@ template <class T> struct layer_norm_fn {
             put<RUN>(a, (T *)a.out + row * a.n, u * RUN, v, mean, rstd);
         }
     }
-    template <class TEAM, int RUN, int HELD> static __device__ __forceinline__ void go(const layer_norm_args &a, const TEAM &t, A *slots) {
+    template <class TEAM, int RUN, int HELD>
+    static __device__ __forceinline__ void go(const layer_norm_args &a, const TEAM &t, A *slots) {
         for (int64_t first = (int64_t)blockIdx.x * t.lines; first < a.rows; first += (int64_t)gridDim.x * t.lines) {
             bool mine = first + t.line < a.rows;
             int64_t row = mine ? first + t.line : 0;
@@ -104,7 +112,7 @@ template <class T> static __device__ void layer_norm_body(const layer_norm_args 
     __shared__ WIDE(T) slots[32];
     by_rows<T, layer_norm_fn<T>, 16>(a, slots);
 }
-DEFINE_FLOATS(layer_norm, layer_norm_args)
+LINE_FLOATS(layer_norm, layer_norm_args, 3)
 
 /* ---- gradients: dx = rstd (gw - mean(gw) - xhat mean(gw xhat)), gw = g weight ---- */
 
@@ -112,9 +120,11 @@ template <class T> struct layer_norm_grad_fn {
     typedef WIDE(T) A;
     /* A row's dx; dw += g xhat, db += g. */
     template <int RUN, int HELD>
-    static __device__ __forceinline__ void held(const layer_norm_args &a, const row_team &t, int64_t row, bool mine, A *dw, A *db, A *slots) {
+    static __device__ __forceinline__ void held(const layer_norm_args &a, const row_team &t, int64_t row, bool mine,
+                                                A *dw, A *db, A *slots) {
         const int64_t runs = a.n / RUN;
-        A g[HELD * RUN], x[HELD * RUN], mean = ((const A *)a.mean)[row], rstd = ((const A *)a.rstd)[row], sum = 0, along = 0;
+        A g[HELD * RUN], x[HELD * RUN], mean = ((const A *)a.mean)[row], rstd = ((const A *)a.rstd)[row], sum = 0,
+                                        along = 0;
         load_line<T, RUN, HELD>((const T *)a.in[0] + row * a.n, 1, runs, t, mine, (A)0, g);
         load_line<T, RUN, HELD>((const T *)a.in[1] + row * a.n, 1, runs, t, mine, mean, x);
 #pragma unroll
@@ -140,11 +150,14 @@ template <class T> struct layer_norm_grad_fn {
         for (int k = 0; k < HELD * RUN; k++) g[k] = rstd * (g[k] - sum - x[k] * along);
         store_line<T, RUN, HELD>((T *)a.out + row * a.n, 1, runs, t, mine, g);
     }
-    template <int RUN> static __device__ __forceinline__ void again(const layer_norm_args &a, const row_team &t, int64_t row, bool mine, A *slots) {
+    template <int RUN>
+    static __device__ __forceinline__ void again(const layer_norm_args &a, const row_team &t, int64_t row, bool mine,
+                                                 A *slots) {
         typedef run<T, RUN> R;
         const T *g = (const T *)a.in[0] + row * a.n, *x = (const T *)a.in[1] + row * a.n;
         int64_t runs = mine ? a.n / RUN : 0;
         A mean = ((const A *)a.mean)[row], rstd = ((const A *)a.rstd)[row], sum = 0, along = 0, w[RUN];
+#pragma unroll 1
         for (int64_t u = t.lane; u < runs; u += t.size) {
             R gs = *(const R *)(g + u * RUN), xs = *(const R *)(x + u * RUN);
             vector_run<T, RUN>(a.weight, u * RUN, 1, w);
@@ -157,6 +170,7 @@ template <class T> struct layer_norm_grad_fn {
         }
         sum = t.over(sum, (A)0, add_op(), slots) / (A)a.n;
         along = t.over(along, (A)0, add_op(), slots) / (A)a.n;
+#pragma unroll 1
         for (int64_t u = t.lane; u < runs; u += t.size) {
             R gs = *(const R *)(g + u * RUN), xs = *(const R *)(x + u * RUN), out;
             vector_run<T, RUN>(a.weight, u * RUN, 1, w);
@@ -169,7 +183,8 @@ template <class T> struct layer_norm_grad_fn {
         }
     }
     /* What the block's rows add up to, into its part. */
-    template <int RUN, int HELD> static __device__ __forceinline__ void park(const layer_norm_args &a, const row_team &t, A *v, A *part, A *slots) {
+    template <int RUN, int HELD>
+    static __device__ __forceinline__ void park(const layer_norm_args &a, const row_team &t, A *v, A *part, A *slots) {
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             int64_t u = t.lane + (int64_t)k * t.size;
@@ -179,7 +194,8 @@ template <class T> struct layer_norm_grad_fn {
             for (int e = 0; e < RUN; e++) part[u * RUN + e] = v[k * RUN + e];
         }
     }
-    template <class TEAM, int RUN, int HELD> static __device__ __forceinline__ void go(const layer_norm_args &a, const TEAM &t, A *slots) {
+    template <class TEAM, int RUN, int HELD>
+    static __device__ __forceinline__ void go(const layer_norm_args &a, const TEAM &t, A *slots) {
         const int SUMS = HELD > 0 ? HELD * RUN : 1;
         A dw[SUMS], db[SUMS];
 #pragma unroll
@@ -201,10 +217,11 @@ template <class T> static __device__ void layer_norm_grad_body(const layer_norm_
     __shared__ WIDE(T) slots[run_of<T>::n * LINE_THREADS];
     by_rows<T, layer_norm_grad_fn<T>, 8>(a, slots);
 }
-DEFINE_FLOATS(layer_norm_grad, layer_norm_args)
+LINE_FLOATS(layer_norm_grad, layer_norm_args, 2)
 
 /* Sums of g xhat and of g over the rows of a share: a.lanes columns of runs a block. */
-template <class T, int RUN> static __device__ __forceinline__ void columns_by(const layer_norm_args &a, WIDE(T) * slots) {
+template <class T, int RUN>
+static __device__ __forceinline__ void columns_by(const layer_norm_args &a, WIDE(T) * slots) {
     typedef WIDE(T) A;
     typedef run<T, RUN> R;
     column_team t(a.lanes);
@@ -236,7 +253,7 @@ template <class T> static __device__ void layer_norm_columns_body(const layer_no
     if (a.packed) columns_by<T, run_of<T>::n>(a, slots);
     else columns_by<T, 1>(a, slots);
 }
-DEFINE_FLOATS(layer_norm_columns, layer_norm_args)
+LINE_FLOATS(layer_norm_columns, layer_norm_args, 3)
 
 /* dweight and dbias: the parts together, 8 columns a block. */
 template <class T> static __device__ void layer_norm_finish_body(const layer_norm_args &a) {

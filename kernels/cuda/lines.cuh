@@ -7,13 +7,19 @@
 
 enum { LINE_THREADS = 256 }; /* of a block, in all kernels here */
 
+/* Kernels of floats whose blocks are LINE_THREADS: as many registers as let `blocks` of them live on a multiprocessor, where bytes in
+ * flight count for more than registers; of f64 2. */
+#define LINE_KERNEL(name, args, blocks, call) \
+    extern "C" __global__ void __launch_bounds__(256, blocks) name(const args a) { call(a); }
+#define LINE_FLOATS(name, args, blocks)                       \
+    LINE_KERNEL(name##_f32, args, blocks, name##_body<float>) \
+    LINE_KERNEL(name##_f64, args, 2, name##_body<double>)     \
+    LINE_KERNEL(name##_f16, args, blocks, name##_body<f16>)   \
+    LINE_KERNEL(name##_bf16, args, blocks, name##_body<bf16>)
+
 /* N elements that are loaded and stored as one: 16 bytes, of a byte's types 8. */
-template <class T, int N> struct __align__(sizeof(T) * N) run {
-    T v[N];
-};
-template <class T> struct run_of {
-    static const int n = sizeof(T) == 1 ? 8 : 16 / (int)sizeof(T);
-};
+template <class T, int N> struct __align__(sizeof(T) * N) run { T v[N]; };
+template <class T> struct run_of { static const int n = sizeof(T) == 1 ? 8 : 16 / (int)sizeof(T); };
 
 static __device__ __forceinline__ float infinity_of(float) { return INFINITY; }
 static __device__ __forceinline__ double infinity_of(double) { return (double)INFINITY; }
@@ -116,7 +122,8 @@ struct stride_walk {
 static __device__ __forceinline__ int64_t place_of(int64_t i, int ndim, const int64_t *size, const int64_t *stride) {
     int64_t at = 0;
     for (int d = 0; d < ndim; d++) {
-        int64_t q = d + 1 == ndim ? 0 : i / size[d];
+        int64_t q = 0;
+        if (d + 1 < ndim) q = (i | size[d]) >> 32 ? i / size[d] : (int64_t)((unsigned)i / (unsigned)size[d]);
         at += (i - q * size[d]) * stride[d];
         i = q;
     }

@@ -37,8 +37,8 @@ DDP_LOCAL const char *ddp__cuda_no_numbers(const ddp_call *c);
 
 /* A tensor with the strides that a kernel wants: the caller's, or a copy in scratch. */
 typedef struct ddp_laid {
-    void *p;    /* its first element */
-    void *own;  /* the copy, or NULL */
+    void *p;   /* its first element */
+    void *own; /* the copy, or NULL */
     size_t bytes;
 } ddp_laid;
 /* t (or NULL: p is NULL) as `like`, a dense layout of its sizes, has it; a status. One launch where it is copied. */

@@ -14,7 +14,8 @@ static __device__ __forceinline__ int64_t label_of(const loss_args &a, int64_t l
 }
 
 /* The sum or mean of losses, on the block's first thread. */
-template <class T, class A> static __device__ __forceinline__ void put_loss(const loss_args &a, A total, long long count) {
+template <class T, class A>
+static __device__ __forceinline__ void put_loss(const loss_args &a, A total, long long count) {
     if (threadIdx.x == 0) *(T *)a.out = narrow<T>(a.reduction == 1 ? total / (A)count : total);
 }
 
@@ -23,7 +24,8 @@ template <class T, class A> static __device__ __forceinline__ void put_loss(cons
 template <class T> struct loss_fn {
     /* The loss of one line, on all its threads. */
     template <class TEAM, int RUN>
-    static __device__ __forceinline__ WIDE(T) one(const loss_args &a, const TEAM &t, const T *x, bool mine, int64_t label, WIDE(T) * slots) {
+    static __device__ __forceinline__ WIDE(T)
+        one(const loss_args &a, const TEAM &t, const T *x, bool mine, int64_t label, WIDE(T) * slots) {
         typedef WIDE(T) A;
         int64_t runs = mine ? a.n / RUN : 0;
         A top, sum;
@@ -38,7 +40,8 @@ template <class T> struct loss_fn {
         }
         return loss + s * t.over(rest, (A)0, add_op(), slots) / (A)a.n;
     }
-    template <class TEAM, int RUN, int HELD> static __device__ __forceinline__ void go(const loss_args &a, const TEAM &t, WIDE(T) * slots) {
+    template <class TEAM, int RUN, int HELD>
+    static __device__ __forceinline__ void go(const loss_args &a, const TEAM &t, WIDE(T) * slots) {
         typedef WIDE(T) A;
         __shared__ long long counts[32];
         A total = 0;
@@ -65,7 +68,7 @@ template <class T> struct loss_fn {
     }
 };
 template <class T> static __device__ void cross_entropy_body(const loss_args &a) { by_lines_again<T, loss_fn<T>>(a); }
-DEFINE_FLOATS(cross_entropy, loss_args)
+LINE_FLOATS(cross_entropy, loss_args, 3)
 
 /* One block: what the blocks of cross_entropy found. */
 template <class T> static __device__ void cross_entropy_total_body(const loss_args &a) {
@@ -120,7 +123,8 @@ template <class T> struct loss_grad_fn {
 
     __device__ void line(const loss_args &a, int64_t l, bool speaks) {
         label = label_of(a, l, speaks, &kept);
-        A g = a.g ? (A)widen(((const T *)a.g)[a.reduction == 0 ? place_of(l, a.ndim, a.size, a.stride[3]) : 0]) : (A)a.g_number;
+        A g = a.g ? (A)widen(((const T *)a.g)[a.reduction == 0 ? place_of(l, a.ndim, a.size, a.stride[3]) : 0])
+                  : (A)a.g_number;
         by = scale * g;
     }
     /* Of class k, which has probability p. */
@@ -128,7 +132,8 @@ template <class T> struct loss_grad_fn {
         return kept ? by * (p - ((k == label ? 1 - (A)a.smoothing : (A)0) + uniform)) : (A)0;
     }
     template <class TEAM, int RUN, int HELD>
-    __device__ __forceinline__ void held(const loss_args &a, const TEAM &t, const T *x, T *dx, bool mine, A *slots) const {
+    __device__ __forceinline__ void held(const loss_args &a, const TEAM &t, const T *x, T *dx, bool mine,
+                                         A *slots) const {
         A v[HELD * RUN], top = -infinity_of((A)0), sum = 0;
         const int64_t runs = a.n / RUN;
         load_line<T, RUN, HELD>(x, a.step[1], runs, t, mine, -infinity_of((A)0), v);
@@ -143,11 +148,13 @@ template <class T> struct loss_grad_fn {
         }
         sum = 1 / t.over(sum, (A)0, add_op(), slots);
 #pragma unroll
-        for (int k = 0; k < HELD * RUN; k++) v[k] = of(a, (t.lane + (int64_t)(k / RUN) * t.size) * RUN + k % RUN, v[k] * sum);
+        for (int k = 0; k < HELD * RUN; k++)
+            v[k] = of(a, (t.lane + (int64_t)(k / RUN) * t.size) * RUN + k % RUN, v[k] * sum);
         store_line<T, RUN, HELD>(dx, a.step[0], runs, t, mine, v);
     }
     template <class TEAM, int RUN>
-    __device__ __forceinline__ void again(const loss_args &a, const TEAM &t, const T *x, T *dx, bool mine, A *slots) const {
+    __device__ __forceinline__ void again(const loss_args &a, const TEAM &t, const T *x, T *dx, bool mine,
+                                          A *slots) const {
         int64_t runs = mine ? a.n / RUN : 0;
         A top, sum;
         top_and_sum<T, RUN>(x, a.step[1], runs, t, slots, &top, &sum);
@@ -159,7 +166,8 @@ template <class T> struct loss_grad_fn {
             *(run<T, RUN> *)(dx + u * RUN * a.step[0]) = out;
         }
     }
-    template <class TEAM, int RUN, int HELD> static __device__ __forceinline__ void go(const loss_args &a, const TEAM &t, A *slots) {
+    template <class TEAM, int RUN, int HELD>
+    static __device__ __forceinline__ void go(const loss_args &a, const TEAM &t, A *slots) {
         loss_grad_fn f;
         f.scale = mean_scale<A>(a);
         f.uniform = (A)a.smoothing / (A)a.n;
@@ -174,5 +182,7 @@ template <class T> struct loss_grad_fn {
         }
     }
 };
-template <class T> static __device__ void cross_entropy_grad_body(const loss_args &a) { by_lines<T, loss_grad_fn<T>, 8>(a); }
-DEFINE_FLOATS(cross_entropy_grad, loss_args)
+template <class T> static __device__ void cross_entropy_grad_body(const loss_args &a) {
+    by_lines<T, loss_grad_fn<T>, 8>(a);
+}
+LINE_FLOATS(cross_entropy_grad, loss_args, 2)

@@ -4,7 +4,7 @@
 #include "lines.h"
 
 /* A dense layout m as [outer, C, inner]. */
-static void geometry(norm_args *a, const ddp_meta *m) {
+static void geometry(batch_norm_args *a, const ddp_meta *m) {
     int64_t numel = ddp__meta_numel(m);
     a->channels = m->size[1];
     a->inner = 1;
@@ -20,7 +20,7 @@ static channel_vector vector(const ddp_tensor *t, ddp_dtype wide) {
 
 static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
 
-static void choose_runs(norm_args *a, ddp_dtype d) {
+static void choose_runs(batch_norm_args *a, ddp_dtype d) {
     int run = ddp__run_of(d);
     a->packed = (a->inner == 1 ? a->channels : a->inner) % run == 0 && aligned(a->in[0]) && aligned(a->in[1]) &&
                 aligned(a->in[2]) && aligned(a->out);
@@ -34,7 +34,7 @@ static int64_t share_of(int64_t steps, int64_t per_thread, int64_t most, int64_t
     return ddp__ceil_div(steps, n > 1 ? n : 1);
 }
 
-static ddp_grid sums_grid(norm_args *a) {
+static ddp_grid sums_grid(batch_norm_args *a) {
     int64_t steps, blocks;
     if (a->inner == 1) {
         int64_t runs = a->channels / a->run;
@@ -52,7 +52,7 @@ static ddp_grid sums_grid(norm_args *a) {
     return (ddp_grid){(unsigned)blocks, (unsigned)a->splits, 1, LINE_THREADS, 0};
 }
 
-static ddp_grid apply_grid(norm_args *a) {
+static ddp_grid apply_grid(batch_norm_args *a) {
     int64_t blocks, most = 4 * FULL_GPU;
     if (a->inner == 1) {
         int64_t runs = a->channels / a->run;
@@ -66,10 +66,10 @@ static ddp_grid apply_grid(norm_args *a) {
     return (ddp_grid){(unsigned)(blocks < most ? blocks : most), 1, 1, LINE_THREADS, 0};
 }
 
-static ddp_grid finish_grid(const norm_args *a) { return ddp__grid(a->channels * 32, 1); }
+static ddp_grid finish_grid(const batch_norm_args *a) { return ddp__grid(a->channels * 32, 1); }
 
 /* sums, then finish. a->part is given back; what is queued has it still. */
-static int sums(const ddp_call *c, norm_args *a, ddp_dtype d, int kernel, int finish) {
+static int sums(const ddp_call *c, batch_norm_args *a, ddp_dtype d, int kernel, int finish) {
     ddp_grid g = sums_grid(a);
     size_t bytes = (size_t)a->channels * (size_t)(a->splits > 0 ? a->splits : 1) * 2 * sizeof(double);
     if (!(a->part = ddp__cuda_scratch_take(c, bytes))) return ddp__pending();
@@ -81,7 +81,7 @@ static int sums(const ddp_call *c, norm_args *a, ddp_dtype d, int kernel, int fi
 
 /* ---- forward ---- */
 
-static int forward(const ddp_call *c, norm_args *a, ddp_dtype d) {
+static int forward(const ddp_call *c, batch_norm_args *a, ddp_dtype d) {
     const ddp_batch_norm_attrs *at = c->attrs;
     ddp_dtype wide = ddp__wide(d);
     a->momentum = at->momentum;
@@ -116,7 +116,7 @@ static int forward(const ddp_call *c, norm_args *a, ddp_dtype d) {
 static int run_batch_norm(const ddp_call *c) {
     const ddp_meta *y = &c->out[0]->m;
     ddp_laid x = {0}, residual = {0};
-    norm_args a;
+    batch_norm_args a;
     memset(&a, 0, sizeof a);
     geometry(&a, y);
     if (a.channels == 0) return 0;
@@ -138,7 +138,7 @@ DDP_CUDA_KERNEL(batch_norm_act, ddp__cuda_no_numbers, run_batch_norm);
 
 /* ---- backward ---- */
 
-static int backward(const ddp_call *c, norm_args *a, ddp_dtype d) {
+static int backward(const ddp_call *c, batch_norm_args *a, ddp_dtype d) {
     ddp_dtype wide = ddp__wide(d);
     size_t bytes = 3 * (size_t)a->channels * ddp__dtype_bytes[wide];
     a->training = ((const ddp_batch_norm_grad_attrs *)c->attrs)->training;
@@ -169,7 +169,7 @@ static int run_batch_norm_grad(const ddp_call *c) {
     bool after_residual = c->op->id == DDP_OP_batch_norm_add_act_grad;
     const ddp_meta *dx = &c->out[0]->m;
     ddp_laid g = {0}, x = {0}, y = {0};
-    norm_args a;
+    batch_norm_args a;
     memset(&a, 0, sizeof a);
     geometry(&a, dx);
     if (a.channels == 0) return 0;

@@ -6,7 +6,8 @@
  * Three launches each; with running statistics forward is one. */
 #include "lines.cuh"
 
-template <class T> static __device__ __forceinline__ WIDE(T) at_channel(const channel_vector &v, int64_t c, WIDE(T) absent) {
+template <class T>
+static __device__ __forceinline__ WIDE(T) at_channel(const channel_vector &v, int64_t c, WIDE(T) absent) {
     if (!v.p) return absent;
     if (v.wide) return ((const WIDE(T) *)v.p)[c * v.step];
     return widen(((const T *)v.p)[c * v.step]);
@@ -15,7 +16,7 @@ template <class T> static __device__ __forceinline__ WIDE(T) at_channel(const ch
 /* What forward and backward agree on to the last bit, so that relu's mask is found again. */
 template <class A> struct affine {
     A mean, scale, shift;
-    template <class T> __device__ __forceinline__ void set(const norm_args &a, int64_t c, A m, A rstd) {
+    template <class T> __device__ __forceinline__ void set(const batch_norm_args &a, int64_t c, A m, A rstd) {
         mean = m;
         scale = rstd * at_channel<T>(a.weight, c, 1);
         shift = at_channel<T>(a.bias, c, 0);
@@ -32,11 +33,11 @@ template <class T> struct sums_fn {
     typedef WIDE(T) A;
     static const int IN = 1, OUT = 0, SUMS = 2;
     A first = 0;
-    __device__ __forceinline__ void begin(const norm_args &a, int64_t, int64_t at, bool) {
+    __device__ __forceinline__ void begin(const batch_norm_args &a, int64_t, int64_t at, bool) {
         first = widen(((const T *)a.in[0])[at]);
         if (!is_finite(first)) first = 0;
     }
-    __device__ __forceinline__ void item(const norm_args &, const A *in, A *, A *s) const {
+    __device__ __forceinline__ void item(const batch_norm_args &, const A *in, A *, A *s) const {
         A d = in[0] - first;
         s[0] += d;
         s[1] = FMA(d, d, s[1]);
@@ -53,7 +54,7 @@ template <class T> struct apply_fn {
     typedef WIDE(T) A;
     static const int IN = 2, OUT = 1, SUMS = 0;
     affine<A> f;
-    __device__ __forceinline__ void begin(const norm_args &a, int64_t c, int64_t, bool speaks) {
+    __device__ __forceinline__ void begin(const batch_norm_args &a, int64_t c, int64_t, bool speaks) {
         A mean = ((const A *)a.mean.p)[c * a.mean.step], rstd = ((const A *)a.rstd.p)[c * a.rstd.step];
         if (a.running) rstd = 1 / SQRT(rstd + (A)a.eps); /* it is a variance */
         f.template set<T>(a, c, mean, rstd);
@@ -62,7 +63,7 @@ template <class T> struct apply_fn {
             ((A *)a.rstd_out)[c] = rstd;
         }
     }
-    __device__ __forceinline__ void item(const norm_args &a, const A *in, A *out, A *) const {
+    __device__ __forceinline__ void item(const batch_norm_args &a, const A *in, A *out, A *) const {
         A y = f.of(in[0]);
         if (a.in[1]) y += in[1];
         out[0] = a.relu && y < 0 ? (A)0 : y;
@@ -75,10 +76,10 @@ template <class T> struct grad_sums_fn {
     typedef WIDE(T) A;
     static const int IN = 3, OUT = 1, SUMS = 2;
     affine<A> f;
-    __device__ __forceinline__ void begin(const norm_args &a, int64_t c, int64_t, bool) {
+    __device__ __forceinline__ void begin(const batch_norm_args &a, int64_t c, int64_t, bool) {
         f.template set<T>(a, c, ((const A *)a.mean.p)[c * a.mean.step], ((const A *)a.rstd.p)[c * a.rstd.step]);
     }
-    __device__ __forceinline__ void item(const norm_args &a, const A *in, A *out, A *s) const {
+    __device__ __forceinline__ void item(const batch_norm_args &a, const A *in, A *out, A *s) const {
         A g = in[0];
         if (a.in[2] ? !(in[2] > 0) : a.relu && !(f.of(in[1]) > 0)) g = 0;
         s[0] += g;
@@ -97,14 +98,14 @@ template <class T> struct grad_apply_fn {
     static const int IN = 2, OUT = 1, SUMS = 0;
     affine<A> f;
     A p, q, s;
-    __device__ __forceinline__ void begin(const norm_args &a, int64_t c, int64_t, bool) {
+    __device__ __forceinline__ void begin(const batch_norm_args &a, int64_t c, int64_t, bool) {
         const A *by = (const A *)a.by;
         f.template set<T>(a, c, ((const A *)a.mean.p)[c * a.mean.step], ((const A *)a.rstd.p)[c * a.rstd.step]);
         p = by[c];
         q = by[a.channels + c];
         s = by[2 * a.channels + c];
     }
-    __device__ __forceinline__ void item(const norm_args &a, const A *in, A *out, A *) const {
+    __device__ __forceinline__ void item(const batch_norm_args &a, const A *in, A *out, A *) const {
         A g = in[0];
         if (a.relu && !(f.of(in[1]) > 0)) g = 0;
         out[0] = FMA(p, g, FMA(q, in[1] - f.mean, s));
@@ -116,7 +117,7 @@ template <class T> struct grad_apply_fn {
 
 /* RUN elements at `at` of all operands; fn[e * per] is element e's channel. s: its two sums, every second. */
 template <class T, class FN, int RUN, int PER>
-static __device__ __forceinline__ void items(const norm_args &a, const FN *fn, int64_t at, WIDE(T) * s) {
+static __device__ __forceinline__ void items(const batch_norm_args &a, const FN *fn, int64_t at, WIDE(T) * s) {
     typedef run<T, RUN> R;
     R in[FN::IN], out;
 #pragma unroll
@@ -134,7 +135,7 @@ static __device__ __forceinline__ void items(const norm_args &a, const FN *fn, i
 }
 
 /* [rows, C]: a.lanes runs of channels a block side by side, its other threads take other rows; rows are split over gridDim.y. */
-template <class T, class FN, int RUN> static __device__ void by_columns(const norm_args &a, WIDE(T) * slots) {
+template <class T, class FN, int RUN> static __device__ void by_columns(const batch_norm_args &a, WIDE(T) * slots) {
     typedef WIDE(T) A;
     column_team t(a.lanes);
     int64_t channel = ((int64_t)blockIdx.x * t.lines + t.line) * RUN;
@@ -145,22 +146,25 @@ template <class T, class FN, int RUN> static __device__ void by_columns(const no
     for (int e = 0; e < 2 * RUN; e++) s[e] = 0;
     if (channel < a.channels) {
 #pragma unroll
-        for (int e = 0; e < RUN; e++) fn[e].begin(a, channel + e, lo * a.channels + channel + e, blockIdx.y == 0 && t.lane == 0);
+        for (int e = 0; e < RUN; e++)
+            fn[e].begin(a, channel + e, lo * a.channels + channel + e, blockIdx.y == 0 && t.lane == 0);
         for (int64_t r = lo + t.lane; r < hi; r += t.size) items<T, FN, RUN, 1>(a, fn, r * a.channels + channel, s);
     }
     if constexpr (FN::SUMS > 0) {
         column_sums<2 * RUN>(s, t.lines, slots);
         if (channel >= a.channels || t.lane != 0) return;
 #pragma unroll
-        for (int e = 0; e < RUN; e++) fn[e].park(a.part + 2 * ((channel + e) * a.splits + blockIdx.y), s + 2 * e, (double)(hi - lo));
+        for (int e = 0; e < RUN; e++)
+            fn[e].park(a.part + 2 * ((channel + e) * a.splits + blockIdx.y), s + 2 * e, (double)(hi - lo));
     }
 }
 
 /* [outer, C, inner], sums: a.lanes threads a channel and share, shares of runs in gridDim.y. */
-template <class T, class FN, int RUN> static __device__ void sums_by_rows(const norm_args &a, WIDE(T) * slots) {
+template <class T, class FN, int RUN> static __device__ void sums_by_rows(const batch_norm_args &a, WIDE(T) * slots) {
     typedef WIDE(T) A;
     row_team t(a.lanes);
-    int64_t inner = a.inner / RUN, all = a.outer * inner, lo = blockIdx.y * a.share, hi = lo + a.share < all ? lo + a.share : all;
+    int64_t inner = a.inner / RUN, all = a.outer * inner, lo = blockIdx.y * a.share,
+            hi = lo + a.share < all ? lo + a.share : all;
     for (int64_t first = (int64_t)blockIdx.x * t.lines; first < a.channels; first += (int64_t)gridDim.x * t.lines) {
         bool mine = first + t.line < a.channels;
         int64_t c = mine ? first + t.line : 0;
@@ -182,47 +186,53 @@ template <class T, class FN, int RUN> static __device__ void sums_by_rows(const 
 }
 
 /* [outer, C, inner], element by element: a.lanes threads a channel of one of `outer`. */
-template <class T, class FN, int RUN> static __device__ void apply_by_rows(const norm_args &a) {
+template <class T, class FN, int RUN> static __device__ void apply_by_rows(const batch_norm_args &a) {
     row_team t(a.lanes);
     int64_t inner = a.inner / RUN, all = a.outer * a.channels;
     for (int64_t r = (int64_t)blockIdx.x * t.lines + t.line; r < all; r += (int64_t)gridDim.x * t.lines) {
         FN fn;
         WIDE(T) s[2];
-        fn.begin(a, all <= 0x7fffffff ? (unsigned)r % (unsigned)a.channels : r % a.channels, r * a.inner, r < a.channels && t.lane == 0);
+        fn.begin(a, all <= 0x7fffffff ? (unsigned)r % (unsigned)a.channels : r % a.channels, r * a.inner,
+                 r < a.channels && t.lane == 0);
         for (int64_t i = t.lane; i < inner; i += t.size) items<T, FN, RUN, 0>(a, &fn, r * a.inner + i * RUN, s);
     }
 }
 
-template <class T, class FN, int RUN> static __device__ __forceinline__ void over_runs(const norm_args &a, WIDE(T) * slots) {
+template <class T, class FN, int RUN>
+static __device__ __forceinline__ void over_runs(const batch_norm_args &a, WIDE(T) * slots) {
     if (a.inner == 1) by_columns<T, FN, RUN>(a, slots);
     else if constexpr (FN::SUMS > 0) sums_by_rows<T, FN, RUN>(a, slots);
     else apply_by_rows<T, FN, RUN>(a);
 }
-template <class T, class FN> static __device__ __forceinline__ void over_memory(const norm_args &a) {
+template <class T, class FN> static __device__ __forceinline__ void over_memory(const batch_norm_args &a) {
     __shared__ WIDE(T) slots[FN::SUMS > 0 ? 2 * run_of<T>::n * LINE_THREADS : 1];
     if (a.packed) over_runs<T, FN, run_of<T>::n>(a, slots);
     else over_runs<T, FN, 1>(a, slots);
 }
 
-template <class T> static __device__ void norm_sums_body(const norm_args &a) { over_memory<T, sums_fn<T>>(a); }
-template <class T> static __device__ void norm_apply_body(const norm_args &a) { over_memory<T, apply_fn<T>>(a); }
-template <class T> static __device__ void norm_grad_sums_body(const norm_args &a) { over_memory<T, grad_sums_fn<T>>(a); }
-template <class T> static __device__ void norm_grad_apply_body(const norm_args &a) { over_memory<T, grad_apply_fn<T>>(a); }
-DEFINE_FLOATS(norm_sums, norm_args)
-DEFINE_FLOATS(norm_apply, norm_args)
-DEFINE_FLOATS(norm_grad_sums, norm_args)
-DEFINE_FLOATS(norm_grad_apply, norm_args)
+template <class T> static __device__ void norm_sums_body(const batch_norm_args &a) { over_memory<T, sums_fn<T>>(a); }
+template <class T> static __device__ void norm_apply_body(const batch_norm_args &a) { over_memory<T, apply_fn<T>>(a); }
+template <class T> static __device__ void norm_grad_sums_body(const batch_norm_args &a) {
+    over_memory<T, grad_sums_fn<T>>(a);
+}
+template <class T> static __device__ void norm_grad_apply_body(const batch_norm_args &a) {
+    over_memory<T, grad_apply_fn<T>>(a);
+}
+LINE_FLOATS(norm_sums, batch_norm_args, 3)
+LINE_FLOATS(norm_apply, batch_norm_args, 3)
+LINE_FLOATS(norm_grad_sums, batch_norm_args, 2)
+LINE_FLOATS(norm_grad_apply, batch_norm_args, 2)
 
 /* ---- what the shares of a channel found, together: a warp a channel ---- */
 
 /* Elements of share k. */
-static __device__ __forceinline__ double elements_of(const norm_args &a, int k) {
+static __device__ __forceinline__ double elements_of(const batch_norm_args &a, int k) {
     int64_t all = a.outer * a.inner, each = a.inner == 1 ? a.share : a.share * a.run, lo = k * each;
     return (double)(lo + each < all ? each : all - lo);
 }
 
 /* Means and sums of squares of shares (Chan, Golub & LeVeque 1979), in double. */
-template <class T> static __device__ void norm_finish_body(const norm_args &a) {
+template <class T> static __device__ void norm_finish_body(const batch_norm_args &a) {
     typedef WIDE(T) A;
     row_team t(32);
     double n = (double)(a.outer * a.inner);
@@ -246,10 +256,10 @@ template <class T> static __device__ void norm_finish_body(const norm_args &a) {
         *rv = (A)((1 - a.momentum) * *rv + a.momentum * about / (n - 1));
     }
 }
-DEFINE_FLOATS(norm_finish, norm_args)
+DEFINE_FLOATS(norm_finish, batch_norm_args)
 
 /* by[3][C]: dx = w rstd (g - mean(g) - xhat mean(g xhat)) as p g + q (x - mean) + s; with constant statistics w rstd g. */
-template <class T> static __device__ void norm_grad_finish_body(const norm_args &a) {
+template <class T> static __device__ void norm_grad_finish_body(const batch_norm_args &a) {
     typedef WIDE(T) A;
     row_team t(32);
     double n = (double)(a.outer * a.inner);
@@ -278,4 +288,4 @@ template <class T> static __device__ void norm_grad_finish_body(const norm_args 
         }
     }
 }
-DEFINE_FLOATS(norm_grad_finish, norm_args)
+DEFINE_FLOATS(norm_grad_finish, batch_norm_args)

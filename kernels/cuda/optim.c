@@ -159,8 +159,7 @@ static int64_t blocks_of(const ddp_call *c) {
     lists l = {.c = c, .k = 1, .n = c->n_in};
     int64_t blocks = 0;
     for (int i = 0; i < c->n_in; i++)
-        if (c->in[i]->numel)
-            blocks += !in_line(&l, i) ? WALK_BLOCKS : (c->in[i]->numel + LIST_CHUNK - 1) / LIST_CHUNK;
+        if (c->in[i]->numel) blocks += !in_line(&l, i) ? WALK_BLOCKS : (c->in[i]->numel + LIST_CHUNK - 1) / LIST_CHUNK;
     return blocks;
 }
 
@@ -195,11 +194,11 @@ static int norm_of(const ddp_call *c, double inv_scale, float *found) {
                .before = place_sums};
     int st = each(&l, walk_squares);
     grad_norm_args n = {.sums = sums,
-                   .n = blocks,
-                   .norm = ddp__ptr(c->out[0]),
-                   .found = found,
-                   .inv_scale = inv_scale,
-                   .norm_f64 = c->out[0]->m.dtype == DDP_F64};
+                        .n = blocks,
+                        .norm = ddp__ptr(c->out[0]),
+                        .found = found,
+                        .inv_scale = inv_scale,
+                        .norm_f64 = c->out[0]->m.dtype == DDP_F64};
     if (st >= 0) st = ddp__launch_norm_of_sums(c, &n, (ddp_grid){1, 1, 1, 1024, 0});
     ddp__cuda_scratch_give(c, sums, bytes);
     return st;

@@ -119,8 +119,11 @@ static pinned *fresh(size_t size) {
     cudaError_t e = ddp__cuda.cudaHostAlloc(&p, size, cudaHostAllocPortable);
     if (e) {
         if (!told)
-            ddp__log(DDP_LOG_WARN, "no more pinned memory (%zu MB asked for, %zu in use: %s): batches go by pageable memory, slower; see "
-                     "`ulimit -l` and the memory limit of the container", (size >> 20) + 1, blocks.used >> 20, ddp__cuda.cudaGetErrorString(e));
+            ddp__log(
+                DDP_LOG_WARN,
+                "no more pinned memory (%zu MB asked for, %zu in use: %s): batches go by pageable memory, slower; see "
+                "`ulimit -l` and the memory limit of the container",
+                (size >> 20) + 1, blocks.used >> 20, ddp__cuda.cudaGetErrorString(e));
         told = true;
         ddp__cuda.cudaGetLastError();
         p = aligned_alloc(UNIT, size);
@@ -146,7 +149,9 @@ void *ddp__pinned_alloc(int i, size_t bytes) {
         if (blocks.used > blocks.peak) blocks.peak = blocks.used;
     }
     pthread_mutex_unlock(&lock);
-    if (!b) ddp__fail(DDP_ENOMEM, "out of memory: %zu bytes (%.1f MB) asked for in the host's pinned memory", bytes, (double)bytes / (1 << 20));
+    if (!b)
+        ddp__fail(DDP_ENOMEM, "out of memory: %zu bytes (%.1f MB) asked for in the host's pinned memory", bytes,
+                  (double)bytes / (1 << 20));
     return b ? b->p : NULL;
 }
 

@@ -104,7 +104,12 @@ static int run_randperm(const ddp_call *c) {
         p[i] = p[j];
         p[j] = t;
     }
-    int st = n ? ddp__device_of(y->m.device)->copy(ddp__ptr(y), y->m.device, p, 0, (size_t)n * sizeof *p) : 0;
+    const ddp_gpu *g = ddp__gpu_of(c);
+    int st = g ? 0 : ddp__pending();
+    if (g && n)
+        st = ddp__cuda_check(
+            ddp__cuda.cudaMemcpyAsync(ddp__ptr(y), p, (size_t)n * sizeof *p, cudaMemcpyHostToDevice, g->compute),
+            c->op->name);
     free(p); /* it was read: it is not pinned */
     return st;
 }

@@ -99,8 +99,8 @@ static __device__ __forceinline__ int64_t segment_at(const reduce_args &a, int64
 /* into[e] takes element e of each of the runs lo + lane, lo + lane + lanes, ... below hi. x: the result's first element. RUN: of how
  * many elements; SPAN: how many of them belong to one result (side by side), the others to its neighbours. */
 template <class R, int RUN, int SPAN>
-static __device__ __forceinline__ void gather(const reduce_args &a, const R &r, const typename R::elem *x, int64_t lo, int64_t hi,
-                                              int lane, int lanes, typename R::part *into) {
+static __device__ __forceinline__ void gather(const reduce_args &a, const R &r, const typename R::elem *x, int64_t lo,
+                                              int64_t hi, int lane, int lanes, typename R::part *into) {
     typedef run<typename R::elem, RUN> pack_type;
     int64_t u = lo + lane;
     if (u >= hi) return;
@@ -121,7 +121,8 @@ static __device__ __forceinline__ void share(const reduce_args &a, int64_t all, 
     *hi = *lo + each < all ? *lo + each : all;
 }
 
-template <class R> static __device__ __forceinline__ void put(const reduce_args &a, const R &r, int64_t at, const typename R::part &v) {
+template <class R>
+static __device__ __forceinline__ void put(const reduce_args &a, const R &r, int64_t at, const typename R::part &v) {
     if (a.splits > 1) r.park(a, at * a.splits + blockIdx.y, v);
     else r.keep(a, at, v);
 }
@@ -140,7 +141,8 @@ template <class R, int RUN> static __device__ void rows_by(const reduce_args &a,
 #pragma unroll
         for (int e = 0; e < RUN; e++) v[e] = r.none();
         if (mine) {
-            const typename R::elem *x = (const typename R::elem *)a.x + place_of(o, a.n_kept, a.kept_size, a.kept_stride);
+            const typename R::elem *x =
+                (const typename R::elem *)a.x + place_of(o, a.n_kept, a.kept_size, a.kept_stride);
             gather<R, RUN, RUN>(a, r, x, lo, hi, t.lane, t.size, v);
         }
 #pragma unroll
@@ -174,7 +176,8 @@ template <class R, int RUN> static __device__ void columns_by(const reduce_args 
 #pragma unroll
         for (int e = 0; e < RUN; e++) v[e] = r.none();
         if (mine) {
-            int64_t from = place_of(b, a.n_kept - 1, a.kept_size + 1, a.kept_stride + 1) + column * RUN * a.kept_stride[0];
+            int64_t from =
+                place_of(b, a.n_kept - 1, a.kept_size + 1, a.kept_stride + 1) + column * RUN * a.kept_stride[0];
             gather<R, RUN, 1>(a, r, (const typename R::elem *)a.x + from, lo, hi, t.lane, t.size, v);
         }
         for (int half = t.size / 2; half > 0; half >>= 1) {

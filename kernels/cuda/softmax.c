@@ -64,10 +64,10 @@ static int run(const ddp_call *c, int kernel, int64_t dim, bool logarithm) {
     return ddp__cuda_launch(c, kernel + (int)d, &a, grid_of(&a, 1 + c->n_in, d));
 }
 
-#define ENTRY(op, kernel, logarithm)                                                                  \
-    static int run_##op(const ddp_call *c) {                                                          \
-        return run(c, DDP_K_##kernel, ((const ddp_##op##_attrs *)c->attrs)->dim, logarithm);          \
-    }                                                                                                 \
+#define ENTRY(op, kernel, logarithm)                                                         \
+    static int run_##op(const ddp_call *c) {                                                 \
+        return run(c, DDP_K_##kernel, ((const ddp_##op##_attrs *)c->attrs)->dim, logarithm); \
+    }                                                                                        \
     DDP_CUDA_KERNEL(op, ddp__cuda_no_numbers, run_##op)
 ENTRY(softmax, softmax, false);
 ENTRY(log_softmax, softmax, true);

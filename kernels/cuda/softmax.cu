@@ -37,7 +37,8 @@ static __device__ void softmax_held(const lines_args &a, const TEAM &t, WIDE(T) 
     }
 }
 
-template <class T, class TEAM, int RUN> static __device__ void softmax_long(const lines_args &a, const TEAM &t, WIDE(T) * slots) {
+template <class T, class TEAM, int RUN>
+static __device__ void softmax_long(const lines_args &a, const TEAM &t, WIDE(T) * slots) {
     typedef WIDE(T) A;
     for (int64_t first = (int64_t)blockIdx.x * t.lines; first < a.lines; first += (int64_t)gridDim.x * t.lines) {
         bool mine = first + t.line < a.lines;
@@ -60,13 +61,14 @@ template <class T, class TEAM, int RUN> static __device__ void softmax_long(cons
 }
 
 template <class T> struct softmax_fn {
-    template <class TEAM, int RUN, int HELD> static __device__ __forceinline__ void go(const lines_args &a, const TEAM &t, WIDE(T) * slots) {
+    template <class TEAM, int RUN, int HELD>
+    static __device__ __forceinline__ void go(const lines_args &a, const TEAM &t, WIDE(T) * slots) {
         if constexpr (HELD > 0) softmax_held<T, TEAM, RUN, HELD>(a, t, slots);
         else softmax_long<T, TEAM, RUN>(a, t, slots);
     }
 };
 template <class T> static __device__ void softmax_body(const lines_args &a) { by_lines<T, softmax_fn<T>, 16>(a); }
-DEFINE_FLOATS(softmax, lines_args)
+LINE_FLOATS(softmax, lines_args, 3)
 
 /* ---- gradients: in[0] g, in[1] y; bytes: g, y, dx ---- */
 
@@ -82,8 +84,10 @@ static __device__ void softmax_grad_held(const lines_args &a, const TEAM &t, WID
         bool mine = first + t.line < a.lines;
         int64_t l = mine ? first + t.line : 0;
         A g[HELD * RUN], y[HELD * RUN], sum = 0;
-        load_line<T, RUN, HELD>((const T *)a.in[0] + place_of(l, a.ndim, a.size, a.stride[1]), a.step[1], runs, t, mine, (A)0, g);
-        load_line<T, RUN, HELD>((const T *)a.in[1] + place_of(l, a.ndim, a.size, a.stride[2]), a.step[2], runs, t, mine, (A)0, y);
+        load_line<T, RUN, HELD>((const T *)a.in[0] + place_of(l, a.ndim, a.size, a.stride[1]), a.step[1], runs, t, mine,
+                                (A)0, g);
+        load_line<T, RUN, HELD>((const T *)a.in[1] + place_of(l, a.ndim, a.size, a.stride[2]), a.step[2], runs, t, mine,
+                                (A)0, y);
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             if (mine && t.lane + (int64_t)k * t.size < runs)
@@ -124,10 +128,13 @@ static __device__ void softmax_grad_long(const lines_args &a, const TEAM &t, WID
 }
 
 template <class T> struct softmax_grad_fn {
-    template <class TEAM, int RUN, int HELD> static __device__ __forceinline__ void go(const lines_args &a, const TEAM &t, WIDE(T) * slots) {
+    template <class TEAM, int RUN, int HELD>
+    static __device__ __forceinline__ void go(const lines_args &a, const TEAM &t, WIDE(T) * slots) {
         if constexpr (HELD > 0) softmax_grad_held<T, TEAM, RUN, HELD>(a, t, slots);
         else softmax_grad_long<T, TEAM, RUN>(a, t, slots);
     }
 };
-template <class T> static __device__ void softmax_grad_body(const lines_args &a) { by_lines<T, softmax_grad_fn<T>, 8>(a); }
-DEFINE_FLOATS(softmax_grad, lines_args)
+template <class T> static __device__ void softmax_grad_body(const lines_args &a) {
+    by_lines<T, softmax_grad_fn<T>, 8>(a);
+}
+LINE_FLOATS(softmax_grad, lines_args, 3)

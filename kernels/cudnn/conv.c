@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "conv.h"
+#include "conv_wide.h"
 #include "plan.h"
 
 #define COPY_4(to, from) memcpy(to, from, 4 * sizeof(int64_t))
@@ -74,7 +75,7 @@ static ddp_tensor *dense_vector(const ddp_call *c, ddp_tensor *t, conv_temp *to)
     as_4.m.ndim = 4;
     COPY_4(as_4.m.size, ((const int64_t[]){1, t->numel, 1, 1}));
     COPY_4(as_4.m.stride, ((const int64_t[]){0, t->m.stride[0], 0, 0}));
-    return conv_dense(c, &as_4, to);
+    return conv_channels_last(c, &as_4, to);
 }
 
 /* ---- what a call is ---------------------------------------------------------------------------------------------- */
@@ -161,6 +162,13 @@ static int run(const ddp_call *c) {
     return st;
 }
 
-const ddp_kernel ddp__cudnn_conv2d[] = {{"conv2d.cudnn", reject, run}, {NULL, NULL, NULL}};
-const ddp_kernel ddp__cudnn_conv2d_grad_input[] = {{"conv2d_grad_input.cudnn", reject, run}, {NULL, NULL, NULL}};
-const ddp_kernel ddp__cudnn_conv2d_grad_weight[] = {{"conv2d_grad_weight.cudnn", reject, run}, {NULL, NULL, NULL}};
+static const char *reject_wide(const ddp_call *c) { return conv_wide_reject(c, reject); }
+static int run_wide(const ddp_call *c) { return conv_wide_run(c, run); }
+
+#define KERNELS(op)                                                                                   \
+    {                                                                                                 \
+        {#op ".cudnn", reject, run}, {#op ".cudnn_wide", reject_wide, run_wide}, { NULL, NULL, NULL } \
+    }
+const ddp_kernel ddp__cudnn_conv2d[] = KERNELS(conv2d);
+const ddp_kernel ddp__cudnn_conv2d_grad_input[] = KERNELS(conv2d_grad_input);
+const ddp_kernel ddp__cudnn_conv2d_grad_weight[] = KERNELS(conv2d_grad_weight);

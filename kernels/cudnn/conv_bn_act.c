@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "conv.h"
+#include "conv_wide.h"
 #include "plan.h"
 
 /* The call, and what is computed of it before cuDNN runs. */
@@ -174,6 +175,10 @@ static int run_steps(const ddp_call *c) {
     return st;
 }
 
+static const char *reject_wide(const ddp_call *c) { return conv_wide_reject(c, reject_fused); }
+static int run_wide(const ddp_call *c) { return conv_wide_run(c, run_fused); }
+
 const ddp_kernel ddp__cudnn_conv_bn_act[] = {{"conv_bn_act.cudnn", reject_fused, run_fused},
                                              {"conv_bn_act.cudnn_steps", reject_steps, run_steps},
+                                             {"conv_bn_act.cudnn_wide", reject_wide, run_wide},
                                              {NULL, NULL, NULL}};

@@ -260,7 +260,7 @@ local function loader_options(set, opts, keep)
   local on_error = ON_ERROR[opts.on_error or "fail"]
   if not on_error then fail(("DataLoader: on_error is \"%s\", expected \"fail\" or \"skip\""):format(tostring(opts.on_error))) end
   c.skip_errors = on_error
-  base.device(opts.device, "DataLoader")
+  if opts.device and not opts.collate then c.device = base.device(opts.device, "DataLoader") end
   if opts.sampler then sampler_options(c, set, opts.sampler, opts.shuffle) end
   for i, field in ipairs { "x_dtype", "y_dtype" } do
     local name = set.types and set.types[i]
@@ -270,7 +270,8 @@ local function loader_options(set, opts, keep)
   return c
 end
 
--- DataLoader(set, options): see API. With `collate` the loader gives single samples, which are put together here.
+-- DataLoader(set, options): see API. device: batches are given out there, copied one ahead of their use where workers build them.
+-- With `collate` the loader gives single samples, which are put together here; tensors that it returns then go to the device.
 function M.DataLoader(set, opts)
   need_set("DataLoader", set)
   opts = base.options("DataLoader", opts, OPTIONS)
@@ -280,6 +281,7 @@ function M.DataLoader(set, opts)
   local self = setmetatable({ set = set, sampler = opts.sampler, batch_size = tonumber(c.batch_size), collate = opts.collate,
     drop_last = opts.drop_last or false, skips = opts.on_error == "skip", pass = 0, x_out = ffi.new "ddp_tensor *[1]", y_out = ffi.new "ddp_tensor *[1]" }, Loader)
   if opts.collate then
+    self.device = opts.device
     c.prefetch = c.prefetch * self.batch_size
     c.batch_size, c.drop_last = 1, 0
   end
@@ -308,6 +310,10 @@ local function next_batch(self, pass)
   self.ended = pass
 end
 
+local function on_device(v, device)
+  return device and base.is_tensor(v) and v:to(device) or v
+end
+
 -- With collate: batch[i] = {x, y} of single samples.
 local function next_collated(self, pass)
   local batch = {}
@@ -317,7 +323,8 @@ local function next_collated(self, pass)
     batch[#batch + 1] = { x:select(1, 1), y and y:select(1, 1) }
   end
   if #batch == 0 or (#batch < self.batch_size and self.drop_last) then return nil end
-  return self.collate(batch)
+  local x, y = self.collate(batch)
+  return on_device(x, self.device), on_device(y, self.device)
 end
 
 -- Was the batch that C gave last the last of the pass? Only where it is sure; bad samples that are skipped may end it early.

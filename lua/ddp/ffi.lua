@@ -103,11 +103,13 @@ local BIG, looked = 2 ^ 20, 0
 local function note_line(t)
   if C.ddp_wants_origin(t) == 1 then C.ddp_set_origin(t, user_line()) end
 end
+M.note_line = note_line
 
 -- Takes ownership of a new reference from C, or raises what is pending.
 local function own(t)
   if t == nil then return raise() end
   local made = tonumber(C.ddp_live_bytes_since_gc())
+  if made < looked then look = limit end -- another state of this process has collected
   if made - looked >= BIG or made < looked then note_line(t) end
   looked = made
   if made > look and due(made) then looked = 0 end
@@ -213,9 +215,9 @@ function M.device(name, what)
   if name == nil then return M.default_device end
   if name == "cpu" then return C.DDP_CPU end
   if name == "cuda" then
-    local own = C.ddp_local_device()
-    if own < 0 then M.raise() end
-    return own == C.DDP_CPU and 1 or own
+    local mine = C.ddp_local_device()
+    if mine < 0 then M.raise() end
+    return mine == C.DDP_CPU and 1 or mine
   end
   local i = type(name) == "string" and name:match "^cuda:(%d+)$"
   if i then return tonumber(i) + 1 end

@@ -296,6 +296,17 @@ local function average_buffers(m)
   end)
 end
 
+-- A rank whose model is on the cpu while others' are on GPUs waits for them in vain, or holds them up: it is refused, by name.
+local wrapped = 0
+local function compare_devices(model)
+  if C.ddp_world_size() == 1 or C.ddp_is_initialized() == 0 then return end
+  wrapped = wrapped + 1
+  local first = model:parameters()[1]
+  local on_gpu = first ~= nil and first:device() ~= "cpu"
+  check(C.ddp_job_compare("device of model " .. wrapped, on_gpu and "its model on a GPU" or "its model on the cpu",
+    "DistributedDataParallel: all ranks need a GPU, or DDP_DEVICE=cpu keeps all on the cpu (ddprun doctor says what is missing)"))
+end
+
 -- Wraps a model: rank 0's parameters and buffers go to all, gradients are reduced while backward runs. Parameters may be frozen
 -- and unfrozen between steps, on all ranks alike.
 -- {bucket_mb = 25 (over several hosts 8), reduce = "mean"|"sum"|"weighted", compression = "none"|"bf16"|"f16", error_feedback =}: gradients of f32
@@ -305,6 +316,7 @@ function M.DistributedDataParallel(model, opts)
   if not module.is_module(model) then fail("DistributedDataParallel: expected a module, got a " .. type(model)) end
   opts = wrap.options(opts)
   mark_line()
+  compare_devices(model)
   local state = wrap.new(model, opts)
   if opts.reduce == "weighted" then grad.weighted = true end
   if C.ddp_world_size() > 1 then

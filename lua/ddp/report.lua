@@ -9,6 +9,29 @@ local M = {}
 local SKIP = 2 -- the first steps are warming up
 local PARTS = { "forward", "data", "backward", "comm", "optimizer" } -- in the order of DDP_PART_*
 
+-- What this rank computed on: the GPU when there were tensors on it; and the most bytes in them.
+local function computed_on()
+  local text, name, mem = ffi.new "char[300]", ffi.new "const char *[1]", ffi.new "ddp_memory[1]"
+  if C.ddp_gpu_library(0, 0, name, text, 300) ~= 1 then return "cpu", 0 end -- no GPU was asked for: none is woken
+  local device = C.ddp_local_device()
+  if device < 0 then C.ddp_error_take(nil) end
+  if device <= 0 then return "cpu", 0 end
+  C.ddp_memory_stats(device, mem)
+  if mem[0].peak == 0 or C.ddp_device_text(device, text, 300) < 0 then return "cpu", 0 end
+  return ffi.string(text):match "^[^,]*", tonumber(mem[0].peak) / 2 ^ 20
+end
+
+-- Of ddp, Lua and the vendor's libraries that were used.
+local function versions()
+  local v, name, text = { ddp = ffi.string(C.ddp_version()), luajit = jit.version }, ffi.new "const char *[1]", ffi.new "char[300]"
+  for k = 0, 99 do
+    local there = C.ddp_gpu_library(k, 0, name, text, 300)
+    if there < 0 then return v end
+    if there == 1 then v[ffi.string(name[0]):lower()] = ffi.string(text) end
+  end
+  return v
+end
+
 -- This rank's numbers.
 local function local_numbers()
   local median, mean, parts = ffi.new "double[1]", ffi.new "double[1]", ffi.new("double[?]", C.DDP_PARTS)
@@ -22,6 +45,7 @@ local function local_numbers()
   end
   local out = { steps = n, median = median[0], mean = mean[0], peak_mb = rss, tensors_mb = tonumber(mem[0].peak) / 2 ^ 20, parts = {},
     first_step_ms = C.ddp_stats_first_step_ms(), startup_ms = {} }
+  out.device, out.gpu_peak_mb = computed_on()
   for i, name in ipairs(PARTS) do out.parts[name] = parts[i - 1] end
   local name, ms = ffi.new "const char *[1]", ffi.new "double[1]"
   local i = 0
@@ -53,8 +77,8 @@ local function numbers(all, opts)
   return {
     images_per_second = sum, images_per_second_rank = rates, step_us = median * 1e6, first_step_ms = pick(all, "first_step_ms", math.max),
     peak_mb = pick(all, "peak_mb", math.max), comm_share = share(all, "comm"), data_share = share(all, "data"),
-    startup_ms = all[1].startup_ms, test_accuracy = opts.test_accuracy, loss = opts.loss, world_size = #all, device = "cpu",
-    versions = { ddp = ffi.string(C.ddp_version()), luajit = jit.version }, steps = all[1].steps, parts_us = (function()
+    startup_ms = all[1].startup_ms, test_accuracy = opts.test_accuracy, loss = opts.loss, world_size = #all, device = all[1].device,
+    gpu_peak_mb = pick(all, "gpu_peak_mb", math.max), versions = versions(), steps = all[1].steps, parts_us = (function()
       local p = {}
       for _, name in ipairs(PARTS) do p[name] = share(all, name) * 1e6 * pick(all, "mean", math.max) end
       return p
@@ -80,6 +104,7 @@ local function text(n, opts)
   local function row(name, fmt, ...) add("| %-21s | %20s |", name, string.format(fmt, ...)) end
   row("throughput", opts.batch and "%.1f images/s" or "%.0f steps/s", opts.batch and n.images_per_second or (n.step_us > 0 and 1e6 / n.step_us or 0))
   row("memory, largest rank", "%.0f MB", n.peak_mb)
+  if n.gpu_peak_mb > 0 then row("GPU, largest rank", "%.0f MB", n.gpu_peak_mb) end
   row("communication share", "%.1f %%", 100 * n.comm_share)
   row("start-up, first step", "%.0f ms", n.first_step_ms)
   add("+-----------------------+----------------------+")

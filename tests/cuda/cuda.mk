@@ -82,7 +82,13 @@ $(eval $(call double_lib,cublas,$(CUDA_MAJOR),$(CUBLAS_SRC)))
 $(eval $(call double_lib,cublasLt,$(CUDA_MAJOR),$(CUBLASLT_SRC)))
 $(eval $(call double_lib,nccl,2,$(NCCL_SRC)))
 
-DOUBLE_SO := $(patsubst %,$(CD)/lib%.so.$(CUDA_MAJOR),cudart cublas cublasLt) $(CD)/libnccl.so.2
+# NVRTC's compiles with g++, against the emulator's sources and objects.
+NVRTC_DEFS := '-DDOUBLE_CXX="$(CXX)"' '-DDOUBLE_EMU="$(abspath $(EMU))"' '-DDOUBLE_EMU_OBJECTS="$(abspath $(CD))/obj/emu"' '-DDOUBLE_CUDA_INCLUDE="$(dir $(CUDA_INC))"'
+$(CD)/libnvrtc.so.$(CUDA_MAJOR): $(DOUBLE)/nvrtc.cc $(CD)/libcudart.so.$(CUDA_MAJOR) $(CD)/obj/emu/emu.o $(CD)/obj/emu/fiber.o
+	$(CXX) $(EMU_FLAGS) $(EMU_OPT) $(EMU_SAN) $(NVRTC_DEFS) -shared -Wl,-soname,$(@F) -Wl,-rpath,'$$ORIGIN' -o $@ $< -L$(CD) -lcudart
+	@ln -sf $(@F) $(CD)/libnvrtc.so
+
+DOUBLE_SO := $(patsubst %,$(CD)/lib%.so.$(CUDA_MAJOR),cudart cublas cublasLt nvrtc) $(CD)/libnccl.so.2
 
 # The double's own tests, on the test kernels of the emulator.
 $(CD)/libtest_emulated.so: $(patsubst %,$(CD)/emu_plain/%.o,emu fiber entries test_kernels)

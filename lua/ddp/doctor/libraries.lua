@@ -1,14 +1,6 @@
 -- libraries.lua -- `ddprun doctor`: what can be loaded besides libddp. Nothing here is linked.
 local ffi = require "ffi"
 
-ffi.cdef [[
-int cuInit(unsigned);
-int cuDriverGetVersion(int *);
-int cuDeviceGetCount(int *);
-int cuDeviceGetName(char *, int, int);
-int ncclGetVersion(int *);
-]]
-
 local M = {}
 
 -- The first of these sonames that loads.
@@ -43,33 +35,47 @@ function M.others(r)
   r.say("libraries", "%s; not there: %s", #found > 0 and table.concat(found, ", ") or "none", #missing > 0 and table.concat(missing, ", ") or "none")
 end
 
-local function gpu_names(cuda)
-  local n, names, text = ffi.new "int[1]", {}, ffi.new "char[128]"
-  local status = cuda.cuInit(0)
-  if status ~= 0 or cuda.cuDeviceGetCount(n) ~= 0 then return nil, status end
-  for i = 0, n[0] - 1 do
-    names[i + 1] = cuda.cuDeviceGetName(text, 127, i) == 0 and ffi.string(text) or "?"
+-- The libraries that computing on a GPU needs: what is missing is broken, with what to install.
+local function gpu_libraries(r, C, gpus)
+  local name, text = ffi.new "const char *[1]", ffi.new "char[500]"
+  for k = 0, 99 do
+    local there = C.ddp_gpu_library(k, 1, name, text, 500)
+    if there < 0 then return end
+    local called, what = ffi.string(name[0]), ffi.string(text)
+    r.say(called, "%s", what)
+    if there == 0 and (called ~= "NCCL" or gpus > 1) then r.broken("%s", what) end
   end
-  return names
+end
+
+-- Which GPUs reach one another without the host's memory.
+local function gpu_peers(r, C, gpus)
+  local apart = {}
+  for i = 0, gpus - 1 do
+    for j = 0, gpus - 1 do
+      if i ~= j and C.ddp_gpu_peer(i, j) == 0 then apart[#apart + 1] = ("cuda:%d to cuda:%d"):format(i, j) end
+    end
+  end
+  if #apart == 0 then r.say("GPU to GPU", "direct") return end
+  r.say("GPU to GPU", "by way of the host: %s", table.concat(apart, ", ", 1, math.min(#apart, 6)) .. (#apart > 6 and " and more" or ""))
 end
 
 function M.gpus(r)
-  local cuda = load "libcuda.so.1"
-  local v = ffi.new "int[1]"
-  if not cuda then
-    r.say("GPU", "no driver (libcuda.so.1); not used in this build")
-  else
-    local names, status = gpu_names(cuda)
-    cuda.cuDriverGetVersion(v)
-    r.say("GPU", "%s, driver for CUDA %d.%d; not used in this build",
-      not names and ("the driver does not start (error %d)"):format(status) or #names > 0 and table.concat(names, ", ") or "none", v[0] / 1000, v[0] % 1000 / 10)
+  local ok, base = pcall(require, "ddp.ffi")
+  if not ok then r.say("GPU", "not looked for: libddp cannot be loaded") return end
+  local C, text = base.C, ffi.new "char[500]"
+  local gpus = C.ddp_num_gpus(text, 500)
+  if gpus == 0 then
+    r.say("GPU", "none: %s", ffi.string(text))
+    r.say("NCCL", "needs a GPU")
+    return
   end
-  local nccl = load "libnccl.so.2"
-  if nccl and nccl.ncclGetVersion(v) == 0 then
-    r.say("NCCL", "%d.%d.%d", v[0] / 10000, v[0] % 10000 / 100, v[0] % 100)
-  else
-    r.say("NCCL", "not there (libnccl.so.2)")
+  for i = 1, gpus do
+    if C.ddp_device_text(i, text, 500) < 0 then base.raise() end
+    r.say(i == 1 and "GPU" or "", "cuda:%d %s", i - 1, ffi.string(text))
   end
+  gpu_libraries(r, C, gpus)
+  if gpus > 1 then gpu_peers(r, C, gpus) end
+  r.say("ranks", "one a GPU: ddprun -n gpu, which is %d here", gpus)
 end
 
 return M

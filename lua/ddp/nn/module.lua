@@ -232,7 +232,10 @@ function Module:to(what)
   if base.dtypes[what] then return self end
   local device = base.device(what, "to")
   for _, list in ipairs { self:parameters(), self:buffers() } do
-    for _, t in ipairs(list) do base.check(base.C.ddp_move_(t, device)) end
+    for _, t in ipairs(list) do
+      base.check(base.C.ddp_move_(t, device))
+      base.note_line(t)
+    end
   end
   return self
 end

@@ -1,5 +1,6 @@
 /* cudart_kernel.c -- libraries and kernels of cudart. Any image is accepted as a library; a kernel is found by its name in
- * libddp_emulated.so, the same kernels compiled for the emulator: beside this library, or where DDP_DOUBLE_KERNELS says. */
+ * libddp_emulated.so, the same kernels compiled for the emulator: beside this library, or where DDP_DOUBLE_KERNELS says. An image that
+ * is the text "DDPEMU:PATH" comes from the double of NVRTC: its kernels are in that file. */
 #include "state.h"
 
 #include <dlfcn.h>
@@ -12,13 +13,14 @@ typedef void emulated(const unsigned grid[3], const unsigned block[3], size_t sh
 typedef struct kernel {
     char name[128];
     emulated *run;
+    void *from;                    /* what dlopen gave */
     size_t arg_bytes, shared_most; /* dynamic shared memory it may ask for */
     struct kernel *next;
 } kernel;
 static kernel *kernels; /* never freed: names and handles stay good */
 
 struct CUlib_st {
-    int loaded;
+    void *from; /* what dlopen gave; NULL: the emulated kernels of the build */
 };
 
 int (*emulator_where)(const void *address, char *text, size_t size);
@@ -66,7 +68,13 @@ cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code, enum cudaJ
     if (e) return e;
     if (!out || !code) return leave(cudaErrorInvalidValue);
     if (jit_count || count) ddp_double_unsimulated("cudaLibraryLoadData: options");
+    void *from = NULL;
+    if (strncmp(code, "DDPEMU:", 7) == 0 && !(from = dlopen((const char *)code + 7, RTLD_NOW | RTLD_LOCAL))) {
+        ddp_double_log("cudaLibraryLoadData: %s", dlerror());
+        return leave(cudaErrorInvalidKernelImage);
+    }
     *out = calloc(1, sizeof **out);
+    (*out)->from = from;
     ddp_double_count("kernel library", 1);
     return leave(cudaSuccess);
 }
@@ -85,21 +93,23 @@ cudaError_t cudaLibraryGetKernel(cudaKernel_t *out, cudaLibrary_t library, const
     if (e) return e;
     if (!out || !name) return leave(cudaErrorInvalidValue);
     if (!library) return leave(cudaErrorInvalidResourceHandle);
+    void *from = library->from ? library->from : emulator();
     for (kernel *k = kernels; k; k = k->next)
-        if (!strcmp(k->name, name)) {
+        if (k->from == from && !strcmp(k->name, name)) {
             *out = (cudaKernel_t)k;
             return leave(cudaSuccess);
         }
     char symbol[200];
     snprintf(symbol, sizeof symbol, "ddp_emu_%s", name);
-    void *run = dlsym(emulator(), symbol);
+    void *run = dlsym(from, symbol);
     snprintf(symbol, sizeof symbol, "ddp_emu_size_%s", name);
-    const size_t *bytes = dlsym(emulator(), symbol);
+    const size_t *bytes = dlsym(from, symbol);
     if (!run || !bytes) return leave(cudaErrorSymbolNotFound);
     kernel *k = calloc(1, sizeof *k);
     snprintf(k->name, sizeof k->name, "%s", name);
     *(void **)&k->run = run;
     k->arg_bytes = *bytes;
+    k->from = from;
     k->shared_most = shared_default;
     k->next = kernels;
     kernels = k;
