@@ -107,6 +107,6 @@ $(B)/gpu_dump: tests/cuda/gpu_dump.c $(B)/obj/kernels/cuda/api.o $(B)/libddp.so
 gpu-dump: $(if $(HAVE_CUDA),$(B)/gpu_dump)
 
 cuda-races: $(if $(HAVE_CUDA_TESTS),$(if $(wildcard kernels/cuda/kernels.def),$(CD)/libddp_emulated_thread.so)) ## the kernels for ThreadSanitizer (tests/cuda/races.sh)
-test-cuda: cuda-double cuda-races gpu-dump ## the tests of the CUDA side, on the double: no GPU is needed
+test-cuda: all cuda-double cuda-races gpu-dump ## the tests of the CUDA side, on the double: no GPU is needed
 	tests/run.sh $(B) cuda
 .PHONY: cuda-double cuda-races test-cuda gpu-dump
