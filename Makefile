@@ -37,7 +37,8 @@ CUDA_CFLAGS := -isystem $(CUDA_HOME)/include -DDDP_CUDA_MAJOR=$(CUDA_MAJOR) -DDD
 NVCC_FLAGS := -std=c++17 -O3 -Wno-deprecated-gpu-targets -diag-suppress 186 $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) -Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror
 CUDA_SRC := $(wildcard kernels/cuda/*.c kernels/cudnn/*.c kernels/cublas/*.c kernels/nccl/*.c)
 CUDA_OBJ := $(CUDA_SRC:%.c=$(B)/obj/%.o)
-CUDA_IMAGES := $(patsubst kernels/cuda/%.cu,$(B)/cuda/%.o,$(wildcard kernels/cuda/*.cu))
+# The images do not depend on the sanitizer: they lie in build/.
+CUDA_IMAGES := $(patsubst kernels/cuda/%.cu,build/cuda/%.o,$(wildcard kernels/cuda/*.cu))
 
 CORE_SRC := $(wildcard core/base/*.c core/tensor/*.c core/mem/*.c core/op/*.c core/ops/*.c core/grad/*.c core/amp/*.c core/comm/*.c core/data/*.c core/io/*.c) $(wildcard kernels/ref/*.c)
 CPU_SRC := $(filter-out kernels/cpu/list.c,$(wildcard kernels/cpu/*.c))
@@ -88,11 +89,11 @@ $(B)/libddp.so: $(CORE_OBJ)
 $(B)/libddp_onednn.so: $(DNNL_OBJ) $(B)/libddp.so
 	$(CC) -shared $(LDFLAGS_ALL) -o $@ $(DNNL_OBJ) -L$(B) -lddp -ldnnl -lm -Wl,-rpath,'$$ORIGIN'
 $(CUDA_OBJ): CFLAGS_ALL += $(CUDA_CFLAGS)
-$(B)/cuda/%.fatbin: kernels/cuda/%.cu $(wildcard kernels/cuda/*.cuh) kernels/cuda/args.h kernels/elementwise.def
+build/cuda/%.fatbin: kernels/cuda/%.cu $(wildcard kernels/cuda/*.cuh) kernels/cuda/args.h kernels/elementwise.def
 	@mkdir -p $(@D)
 	$(NVCC) $(NVCC_FLAGS) -fatbin $< -o $@
 # The image as bytes of the library, under a name of its own.
-$(B)/cuda/%.o: $(B)/cuda/%.fatbin
+build/cuda/%.o: build/cuda/%.fatbin
 	printf '.section .rodata\n.balign 64\n.globl ddp__image_$*\n.hidden ddp__image_$*\nddp__image_$*:\n.incbin "$<"\n.section .note.GNU-stack,"",@progbits\n' | $(CC) -c -x assembler - -o $@
 # What generated kernels include, as text that ends with a 0.
 CUDA_TEXTS := device:kernels/cuda/device.cuh scalar:kernels/cuda/scalar.cuh args:kernels/cuda/args.h elementwise:kernels/elementwise.def
@@ -139,7 +140,7 @@ install: all ## install into PREFIX (default /usr/local)
 # ---- checking --------------------------------------------------------------------------------------------------------------
 test: ## install what is missing, build, run every test
 	@vendor/need.sh --install build test
-	@$(MAKE) --no-print-directory all
+	@$(MAKE) --no-print-directory all cuda-double
 	tests/run.sh $(B)
 
 test-san: ## the C and Lua tests under AddressSanitizer and UBSan

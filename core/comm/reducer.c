@@ -46,9 +46,10 @@ static int accumulate(ddp_tensor *leaf, ddp_tensor *grad) {
     if (!s->ready) b->n_ready++;
     s->ready = true;
     st = ddp__round_post(r->round, false, false);
-    if (st == 0 && r->n_posted > 0 && r->buckets[r->n_posted - 1].req) {
+    const bucket *latest = r->n_posted > r->n_buckets ? &r->flags : r->n_posted ? &r->buckets[r->n_posted - 1] : NULL;
+    if (st == 0 && latest && latest->req) {
         ddp_phase phase = ddp__phase_enter(DDP_PHASE_COMM);
-        st = ddp__job.engine->test(r->buckets[r->n_posted - 1].req);
+        st = ddp__job.engine->test(latest->req);
         ddp__phase_enter(phase);
     }
     return st < 0 ? st : 0;

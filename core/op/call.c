@@ -32,7 +32,14 @@ ddp_tensor **ddp__join_lists(int k, int n, ddp_tensor *const *const *lists) {
     return all;
 }
 
-/* The required ones are there, on one device; a number goes with every device. */
+/* Numbers go with every device, and in arithmetic so do 0-dim tensors of the CPU: kernels take their value. */
+static bool goes_anywhere(const ddp_op_def *op, const ddp_tensor *t) {
+    if (t->is_number) return true;
+    bool arithmetic = (op->flags & (DDP_OPF_PROMOTE | DDP_OPF_FLOAT)) || op->id == DDP_OP_where;
+    return arithmetic && t->m.ndim == 0 && t->m.device == DDP_CPU;
+}
+
+/* The required ones are there, on one device. */
 static int check_inputs(const ddp_op_def *op, int n_in, ddp_tensor *const *in) {
     int device = -1, first = 0;
     for (int i = 0; i < n_in; i++) {
@@ -42,7 +49,7 @@ static int check_inputs(const ddp_op_def *op, int n_in, ddp_tensor *const *in) {
             return ddp__op_fail_(op->name, DDP_ENULL, "%s is missing",
                                  op->lists ? "a tensor of the list" : op->in_names[k]);
         }
-        if (in[i]->is_number) continue;
+        if (goes_anywhere(op, in[i])) continue;
         if (device >= 0 && in[i]->m.device != device)
             return ddp__op_fail_(op->name, DDP_EDEVICE, "%s is on %s, %s on %s: move one with :to()",
                                  op->in_names[op->lists ? 0 : first], DDP_DEVICE_TEXT(device), op->in_names[k],
@@ -182,6 +189,20 @@ static int copy_overlapping(ddp_call *c, ddp_tensor **in, ddp_tensor **owned) {
     return 0;
 }
 
+/* Beside tensors of a device, 0-dim tensors of the CPU become numbers of their dtype. */
+static int make_numbers(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_tensor **owned) {
+    bool elsewhere = false;
+    for (int i = 0; i < n_in; i++) elsewhere |= in[i] && in[i]->m.device != DDP_CPU;
+    for (int i = 0; elsewhere && i < n_in; i++) {
+        if (!in[i] || in[i]->is_number || !goes_anywhere(op, in[i])) continue;
+        ddp_tensor *t = cast_number(in[i], in[i]->m.dtype);
+        if (!t) return ddp__pending();
+        ddp__drop(owned[i]);
+        owned[i] = in[i] = t;
+    }
+    return 0;
+}
+
 /* copy_ alone takes a source of another device. */
 static int bring_source(ddp_tensor **in, ddp_tensor **owned) {
     if (!in[0] || !in[1] || in[1]->is_number || in[0]->m.device == in[1]->m.device) return 0;
@@ -203,6 +224,9 @@ static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_pl
         return st;
     if ((op->flags & (DDP_OPF_PROMOTE | DDP_OPF_FLOAT) || op->id == DDP_OP_where) &&
         (st = promote(op, c->n_in, in, owned, in_place)) < 0)
+        return st;
+    if ((op->flags & (DDP_OPF_PROMOTE | DDP_OPF_FLOAT) || op->id == DDP_OP_where) &&
+        (st = make_numbers(op, c->n_in, in, owned)) < 0)
         return st;
     memset(meta, 0, sizeof meta[0] * (size_t)op->n_out);
     if (in_place && !op->lists && (st = copy_overlapping(c, in, owned)) < 0) return st;

@@ -49,7 +49,7 @@ template <class T> static __device__ void where_body(const walk_args &a) {
         int64_t at[4] = {i, i, i, i};
         if (a.ndim) walk_at<4>(a, i, at);
         T *y = (T *)a.p[0] + at[0]; /* no index that is chosen at run time: arrays stay in registers */
-        if (((const unsigned char *)a.p[1])[at[1]])
+        if (a.p[1] ? ((const unsigned char *)a.p[1])[at[1]] != 0 : a.whole[1] != 0)
             *y = a.p[2] ? ((const T *)a.p[2])[at[2]] : narrow<T>(number_of<T>::get(a, 2));
         else *y = a.p[3] ? ((const T *)a.p[3])[at[3]] : narrow<T>(number_of<T>::get(a, 3));
     }

@@ -95,6 +95,12 @@ static int make_ready(ddp_gpu *g, int i) {
     if (!e) e = ddp__cuda.cudaStreamCreateWithPriority(&g->copy, cudaStreamNonBlocking, most);
     if (!e) e = ddp__cuda.cudaEventCreateWithFlags(&g->computed, cudaEventDisableTiming);
     if (!e) e = ddp__cuda.cudaEventCreateWithFlags(&g->copied, cudaEventDisableTiming);
+    if (!e) return 0;
+    if (g->computed) ddp__cuda.cudaEventDestroy(g->computed);
+    if (g->copy) ddp__cuda.cudaStreamDestroy(g->copy);
+    if (g->compute) ddp__cuda.cudaStreamDestroy(g->compute);
+    g->computed = NULL;
+    g->copy = g->compute = NULL;
     return ddp__cuda_check(e, "making a GPU ready");
 }
 

@@ -122,7 +122,8 @@ struct stride_walk {
 static __device__ __forceinline__ int64_t place_of(int64_t i, int ndim, const int64_t *size, const int64_t *stride) {
     int64_t at = 0;
     for (int d = 0; d < ndim; d++) {
-        int64_t q = d + 1 == ndim ? 0 : i / size[d];
+        int64_t q = 0;
+        if (d + 1 < ndim) q = (i | size[d]) >> 32 ? i / size[d] : (int64_t)((unsigned)i / (unsigned)size[d]);
         at += (i - q * size[d]) * stride[d];
         i = q;
     }

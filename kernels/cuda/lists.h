@@ -7,7 +7,7 @@
 
 DDP_LOCAL extern const ddp_kernel_list *const ddp__cuda_lists[];
 DDP_LOCAL extern const ddp_kernel_list ddp__cublas_list; /* kernels/cublas */
-DDP_LOCAL extern const ddp_kernel_list ddp__cudnn_list; /* kernels/cudnn */
+DDP_LOCAL extern const ddp_kernel_list ddp__cudnn_list;  /* kernels/cudnn */
 /* kernels/nccl: collectives between GPUs. */
 DDP_LOCAL extern const ddp_device_coll ddp__nccl;
 

@@ -54,7 +54,7 @@ static void merge(dims *d) {
 
 /* in_order: positions count in x's logical order. */
 static void split(const ddp_meta *x, int64_t n_dims, const int64_t *which, bool in_order, dims *kept, dims *gone) {
-    bool goes[DDP_MAX_DIM];
+    bool goes[DDP_MAX_DIM] = {false};
     int64_t at = 1;
     for (int d = 0; d < x->ndim; d++) goes[d] = n_dims <= 0;
     for (int64_t i = 0; i < n_dims && x->ndim; i++) goes[which[i] < 0 ? which[i] + x->ndim : which[i]] = true;
@@ -103,7 +103,15 @@ static int splits_of(int64_t blocks, int64_t steps, int64_t least) {
     return want < 1 ? 1 : want > 1024 ? 1024 : (int)want;
 }
 
-/* A result's elements side by side, or at least closer to each other than results are. */
+/* A result's elements lie side by side, or at least closer to each other than results do; or both are so few that a block of columns
+ * would have nothing for most of its threads. */
+static bool suits_rows(const dims *kept, const dims *gone) {
+    enum { FEW = 64 };
+    if (gone->size[0] == 1) return false;
+    if (kept->size[0] == 1 || gone->stride[0] <= kept->stride[0]) return true;
+    return kept->n > 1 && product(gone) * kept->size[0] <= FEW;
+}
+
 static ddp_grid rows_grid(reduce_args *a, int run) {
     int64_t runs = a->ins / (a->packed ? run : 1), blocks;
     a->lanes = ddp__line_lanes(runs);
@@ -123,7 +131,7 @@ static ddp_grid columns_grid(reduce_args *a, int run) {
 static int reduce(const ddp_call *c, reduce_args *a, const kernels *k, const dims *kept, const dims *gone) {
     ddp_dtype d = c->in[0]->m.dtype;
     int run = ddp__run_of(d), bytes = ddp__dtype_bytes[d];
-    bool by_rows = gone->size[0] > 1 && (kept->size[0] == 1 || gone->stride[0] <= kept->stride[0]);
+    bool by_rows = suits_rows(kept, gone);
     a->x = ddp__ptr(c->in[0]);
     a->n_kept = kept->n;
     a->n_gone = gone->n;

@@ -99,14 +99,21 @@ static int nccl_done(const void *p) {
 
 /* ---- collectives ---- */
 
-/* Each rank's part of a mean is its weight over the number of ranks, multiplied in as it is sent: what is summed in 16 bits stays small. */
+/* Each rank's part of a mean is its weight over this, multiplied in as it is sent: what is summed in 16 bits stays small. It is the number of
+ * ranks; in 16 bits the power of two above it, for a third, say, would be off by a part of a thousand, always to the same side. */
+static double divisor(const nccl_comm *n, ddp_dtype d) {
+    double two = 1;
+    while (two < n->size) two *= 2;
+    return d == DDP_F16 || d == DDP_BF16 ? two : n->size;
+}
+
 static int make_mean(const nccl_comm *n, const ddp_coll *c, ncclRedOp_t *op) {
     union {
         float f;
         double d;
         uint16_t h;
     } scale;
-    double w = c->weight / n->size;
+    double w = c->weight / divisor(n, c->dtype);
     if (c->dtype == DDP_F64) scale.d = w;
     else if (c->dtype == DDP_F32) scale.f = (float)w;
     else scale.h = c->dtype == DDP_F16 ? ddp__f32_to_f16((float)w) : ddp__f32_to_bf16((float)w);
@@ -166,6 +173,8 @@ static int nccl_after(void *comm, const ddp_coll *c, void *p, double factor) {
     ddp_gpu *gpu = ddp__gpu(n->gpu);
     if (!gpu) return ddp__pending();
     int st = ddp__cuda_check(ddp__cuda.cudaStreamWaitEvent(gpu->compute, t->end, 0), "collective");
+    bool adds = c->sig.kind == DDP_COLL_ALL_REDUCE || c->sig.kind == DDP_COLL_REDUCE_SCATTER;
+    if (adds && c->reduce == DDP_MEAN) factor *= divisor(n, c->dtype) / n->size;
     if (st < 0 || factor == 1 || c->count == 0) return st;
     walk_args a = {.p = {c->buf, c->buf}, .number = {0, 0, factor}, .n = c->count};
     if ((uintptr_t)c->buf % 16) { /* not for 16 bytes at a time */

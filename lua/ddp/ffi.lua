@@ -215,9 +215,9 @@ function M.device(name, what)
   if name == nil then return M.default_device end
   if name == "cpu" then return C.DDP_CPU end
   if name == "cuda" then
-    local own = C.ddp_local_device()
-    if own < 0 then M.raise() end
-    return own == C.DDP_CPU and 1 or own
+    local mine = C.ddp_local_device()
+    if mine < 0 then M.raise() end
+    return mine == C.DDP_CPU and 1 or mine
   end
   local i = type(name) == "string" and name:match "^cuda:(%d+)$"
   if i then return tonumber(i) + 1 end

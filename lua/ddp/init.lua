@@ -49,6 +49,8 @@ function ddp.memory_stats(device)
   return { allocated = tonumber(m[0].allocated), reserved = tonumber(m[0].reserved), peak = tonumber(m[0].peak), live_tensors = tonumber(m[0].live_tensors) }
 end
 function ddp.reset_peak_memory_stats(device) C.ddp_memory_reset_peak(device_of(device, "reset_peak_memory_stats")) end
+-- Waits until a device has done all it was given; what failed there is raised here.
+function ddp.synchronize(device) base.check(C.ddp_device_wait(device_of(device, "synchronize"))) end
 function ddp.empty_cache() C.ddp_memory_empty_cache() end
 
 -- "exact": no Winograd; "highest" (the default); "high": two bf16 parts where there is AMX (errors: ddp.h).

@@ -11,11 +11,12 @@ local PARTS = { "forward", "data", "backward", "comm", "optimizer" } -- in the o
 
 -- What this rank computed on: the GPU when there were tensors on it; and the most bytes in them.
 local function computed_on()
-  local device, mem = C.ddp_local_device(), ffi.new "ddp_memory[1]"
+  local text, name, mem = ffi.new "char[300]", ffi.new "const char *[1]", ffi.new "ddp_memory[1]"
+  if C.ddp_gpu_library(0, 0, name, text, 300) ~= 1 then return "cpu", 0 end -- no GPU was asked for: none is woken
+  local device = C.ddp_local_device()
   if device < 0 then C.ddp_error_take(nil) end
   if device <= 0 then return "cpu", 0 end
   C.ddp_memory_stats(device, mem)
-  local text = ffi.new "char[300]"
   if mem[0].peak == 0 or C.ddp_device_text(device, text, 300) < 0 then return "cpu", 0 end
   return ffi.string(text):match "^[^,]*", tonumber(mem[0].peak) / 2 ^ 20
 end

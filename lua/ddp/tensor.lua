@@ -411,9 +411,9 @@ function T.to(t, what, more)
   end
   if not device and not dtype then fail "to: a dtype or a device is missing" end
   if device then
-    local number = base.device(device, "to")
-    if number ~= C.ddp_device_of(t) then
-      t = opts.non_blocking and to_later(t, number) or ops.to_device(t, base.device_name(number))
+    local there = base.device(device, "to")
+    if there ~= C.ddp_device_of(t) then
+      t = opts.non_blocking and to_later(t, there) or ops.to_device(t, base.device_name(there))
     end
   end
   if not dtype or base.dtype(dtype, "to") == C.ddp_dtype_of(t) then return t end

@@ -5,7 +5,7 @@ local function quoted(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
 
 -- Runs Lua code with more in the environment ("NAME=value NAME=value"); everything it writes, and whether it ended well.
 function M.run(env, code)
-  local p = io.popen(("env DDP_DOUBLE_LEAKS=quiet %s luajit -e %s 2>&1; echo \"status $?\""):format(env, quoted(code)))
+  local p = io.popen(("env %s DDP_DOUBLE_LEAKS=quiet luajit -e %s 2>&1; echo \"status $?\""):format(env, quoted(code)))
   local out = p:read "*a"
   p:close()
   return out, out:match "status 0\n$" ~= nil

@@ -106,6 +106,6 @@ $(B)/gpu_dump: tests/cuda/gpu_dump.c $(B)/obj/kernels/cuda/api.o $(B)/libddp.so
 	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(CUDA_CFLAGS) -o $@ $(filter %.c %.o,$^) -L$(B) -lddp -ldl -lpthread -Wl,-rpath,'$$ORIGIN'
 gpu-dump: $(if $(HAVE_CUDA),$(B)/gpu_dump)
 
-test-cuda: cuda-double gpu-dump ## the tests of the CUDA side, on the double: no GPU is needed
+test-cuda: all cuda-double gpu-dump ## the tests of the CUDA side, on the double: no GPU is needed
 	tests/run.sh $(B) cuda
 .PHONY: cuda-double test-cuda gpu-dump

@@ -5,7 +5,7 @@ CUDNN_MAJOR := $(if $(CUDNN_INC),$(shell sed -n 's/^\#define CUDNN_MAJOR *//p' $
 CUDA_STUB := $(wildcard $(CUDA_HOME)/lib64/stubs/libcuda.so)
 CUDNN_SAN := $(if $(filter address,$(SAN)),-fsanitize=address$(comma)undefined)
 CUDNN_FLAGS := -std=c11 -D_GNU_SOURCE -g -fPIC -Wall -Wextra -Wshadow=local $(WERROR) $(CUDNN_SAN) -isystem $(dir $(CUDNN_INC)) -Icore -I$(B)/gen
-CUDNN_DOUBLE := $(if $(CUDNN_INC),$(CD)/libcudnn.so.$(CUDNN_MAJOR) $(CD)/driver/libcuda.so.1 $(patsubst tests/cuda/%.c,$(CD)/%,$(wildcard tests/cuda/test_cudnn*.c)))
+CUDNN_DOUBLE := $(if $(CUDNN_INC),$(CD)/libcudnn.so.$(CUDNN_MAJOR) $(if $(CUDA_STUB),$(CD)/driver/libcuda.so.1) $(patsubst tests/cuda/%.c,$(CD)/%,$(wildcard tests/cuda/test_cudnn*.c)))
 
 $(CD)/libcudnn.so.$(CUDNN_MAJOR): $(wildcard tests/cuda/double/cudnn_*.c tests/cuda/double/cudnn_*.h tests/cuda/double/cudnn.map)
 	@mkdir -p $(@D)

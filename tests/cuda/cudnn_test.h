@@ -10,10 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 ddp_cuda_api ddp__cuda; /* the table of kernels/cuda/api.c, filled from the double alone */
 static long (*alive)(void);
+static int (*checks)(void);
 static cudnnHandle_t handle;
 static int failures;
 
@@ -66,16 +66,12 @@ static void open_double(void) {
         *(void **)((char *)&ddp__cuda + functions[i].offset) = f;
     }
     *(void **)&alive = dlsym(lib, "ddp_double_cudnn_alive");
+    *(void **)&checks = dlsym(lib, "ddp_double_cudnn_checks");
     if (!alive || ddp__cuda.cudnnCreate(&handle)) exit(2);
 }
 
 /* The real library stands behind the double: its plans say more than a made-up one. */
-static bool checked_by_cudnn(void) {
-    const char *check = getenv("DDP_DOUBLE_CUDNN_CHECK"), *dir = getenv("DDP_REAL_CUDNN");
-    char file[1100];
-    snprintf(file, sizeof file, "%s/libcudnn_graph.so.%d", dir && *dir ? dir : "/usr/local/cuda/lib64", CUDNN_MAJOR);
-    return !(check && strcmp(check, "0") == 0) && access(file, R_OK) == 0;
-}
+static bool checked_by_cudnn(void) { return checks && checks(); }
 
 /* ---- numbers ---- */
 

@@ -231,6 +231,47 @@ static void statistics(void) {
     after(CONV_STATISTICS, DDP_F16, false);
 }
 
+/* ---- what engines may do ------------------------------------------------------------------------------------------------- */
+
+/* All plans that f allows of some gradients of x in f32; seen: which notes any of them has. */
+static unsigned notes_with(const cg_filter *f) {
+    unsigned seen = 0;
+    for (int i = 9; i < 12; i++) {
+        conv v = conv_of(&shapes[i], CG_GRAD_INPUT, DDP_F32, false);
+        cg_graph g;
+        cg_plan p[16];
+        cg_start(&g, "conv2d_grad_input");
+        conv_graph(&g, &v);
+        cg_finish(&g);
+        cg_desc device = cg_device(&g, handle, NULL);
+        int n = cg_plans(&g, device, f, 16, p);
+        for (int k = 0; k < n; k++) {
+            seen |= p[k].notes;
+            if (p[k].workspace > f->workspace) fail("a plan of %lld bytes of workspace", (long long)p[k].workspace);
+        }
+        if (n == 0) fail("%s: %s", shapes[i].name, g.why);
+        ddp__cuda.cudnnBackendDestroyDescriptor(device);
+        cg_free(&g);
+    }
+    return seen;
+}
+
+static void filters(void) {
+    const unsigned varies = 1u << CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
+                   tensor = 1u << CUDNN_NUMERICAL_NOTE_TENSOR_CORE;
+    cg_filter f = {.is_f32 = true, .tensor_f32 = true, .winograd = true, .workspace = 1 << 30};
+    unsigned seen = notes_with(&f);
+    if (!(seen & varies)) fail("no plan that varies: nothing is tested");
+    if (checked_by_cudnn() && !(seen & tensor)) fail("no plan on tensor cores: nothing is tested");
+    f.deterministic = true;
+    if (notes_with(&f) & varies) fail("a plan that varies is deterministic");
+    f.tensor_f32 = false;
+    if (notes_with(&f) & tensor) fail("a plan of f32 on tensor cores, without TF32");
+    f.deterministic = false;
+    f.workspace = 1 << 16;
+    notes_with(&f);
+}
+
 /* ---- graphs that cuDNN takes and that are wrong: the numbers say so --------------------------------------------------- */
 
 static void expect_wrong(const char *name, const conv *v, const conv *as) {
@@ -338,6 +379,7 @@ int main(void) {
     test("cuDNN: scale, shift, residual and relu after a convolution of f16", normed_f16);
     test("cuDNN: scale, shift, residual and relu after a convolution of bf16", normed_bf16);
     test("cuDNN: statistics of a convolution's result in one graph", statistics);
+    test("cuDNN: engines that vary, use TF32 or want much workspace are left out", filters);
     test("cuDNN: wrong graphs have wrong numbers", wrong_graphs);
     if (checked_by_cudnn()) test("cuDNN: convolutions have a plan on every profile", every_profile);
     else printf("skip cuDNN: convolutions have a plan on every profile: the real cuDNN is not there\n");

@@ -6,12 +6,13 @@
 #include "../../kernels/cudnn/plan.h"
 
 #include <dirent.h>
+#include <unistd.h>
 
 /* ---- a GPU of the test's own -------------------------------------------------------------------------------------------- */
 
 static ddp_gpu gpu = {.prop = {.name = "made up", .major = 9}};
 static size_t most_scratch = SIZE_MAX, taken;
-static int runs;
+static int runs, held; /* held: scratch that was not given back */
 
 ddp_gpu *ddp__gpu_of(const ddp_call *c) { return c ? &gpu : NULL; }
 int ddp__cuda_need(ddp_cuda_lib lib) { return lib == DDP_LIB_CUDNN ? 0 : DDP_ENOSUP; }
@@ -22,10 +23,12 @@ void *ddp__cuda_scratch_take(const ddp_call *c, size_t bytes) {
         return NULL;
     }
     taken = bytes;
+    held++;
     return aligned_alloc(256, (bytes + 255) / 256 * 256);
 }
 void ddp__cuda_scratch_give(const ddp_call *c, void *p, size_t bytes) {
     if (!c || bytes != taken) fail("scratch of %zu bytes is given back as %zu", taken, bytes);
+    held--;
     free(p);
 }
 
@@ -226,14 +229,19 @@ static void compiled_from_files(void) { restart(CONV_NORMED, DDP_BF16); }
 static void halve(const char *path) {
     if (truncate(path, 60)) fail("truncate");
 }
+/* One character of what was chosen, so that it still reads well: only the sum tells. */
 static void flip(const char *path) {
+    char text[8192];
     FILE *f = fopen(path, "r+");
-    if (!f) return;
-    fseek(f, -40, SEEK_END); /* in what was chosen */
-    int c = fgetc(f);
-    fseek(f, -40, SEEK_END);
-    fputc(c ^ 1, f);
-    fclose(f);
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    text[n] = 0;
+    char *at = strstr(text, "measured 0");
+    if (!at) fail("no measured 0 in %s", path);
+    else {
+        fseek(f, at + 9 - text, SEEK_SET);
+        fputc('1', f);
+    }
+    if (f) fclose(f);
 }
 static void empty(const char *path) {
     if (truncate(path, 0)) fail("truncate");
@@ -259,6 +267,34 @@ static void damaged(void) {
         ddp__cudnn_clear();
     }
     end_call(&a);
+}
+
+static char newest[400];
+static void remember(const char *path) { snprintf(newest, sizeof newest, "%s", path); }
+
+/* Another call's file under a call's name: two keys of one hash. */
+static void other_key(void) {
+    call a, b;
+    char of_a[400];
+    setenv("DDP_CACHE", cache, 1);
+    start(&a, DDP_F32, CG_FORWARD, CONV_BIASED, 8);
+    start(&b, DDP_F32, CG_FORWARD, CONV_BIASED, 16);
+    ok(go(&a));
+    each_file(remember);
+    snprintf(of_a, sizeof of_a, "%s", newest);
+    unlink(of_a);
+    ddp__cudnn_clear();
+    ok(go(&b));
+    each_file(remember);
+    if (strcmp(newest, of_a) == 0 || rename(newest, of_a)) fail("two keys have one file");
+    ddp__cudnn_clear();
+    plan_counts from = ddp__cudnn_counts();
+    ok(go(&a));
+    check_first(&a);
+    expect(from, 0, 1, 0);
+    ddp__cudnn_clear();
+    end_call(&a);
+    end_call(&b);
 }
 
 static void other_version(void) {
@@ -342,15 +378,34 @@ static void no_workspace(void) {
     end_call(&a);
 }
 
-static long long engine_in_file;
-static void read_engine(const char *path) {
+/* The line of what was chosen, as the file has it. */
+static char chosen[2048];
+static void read_chosen(const char *path) {
     char line[8192];
     FILE *f = fopen(path, "r");
-    int measured = 0;
     while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "engine %lld measured %d", &engine_in_file, &measured) == 2 && !measured)
-            fail("a tuned plan is not marked so");
+        if (strncmp(line, "engine ", 7) == 0) snprintf(chosen, sizeof chosen, "%.2000s", line);
     if (f) fclose(f);
+}
+
+/* The same line for the third plan that cuDNN offers. */
+static void write_third(const call *a, char *line, size_t room) {
+    const cg_filter f = {.winograd = true, .workspace = 1 << 30};
+    cg_plan p[PLAN_MOST];
+    cg_graph g;
+    cg_start(&g, "conv2d");
+    conv_graph(&g, &a->v);
+    cg_finish(&g);
+    cg_desc device = cg_device(&g, handle, NULL);
+    if (cg_plans(&g, device, &f, 3, p) < 3) fail("cuDNN offers less than 3 plans");
+    size_t n = (size_t)snprintf(line, room, "engine %lld measured 1 knobs %d", (long long)p[2].choice.engine,
+                                p[2].choice.n_knobs);
+    for (int i = 0; i < p[2].choice.n_knobs; i++)
+        n += (size_t)snprintf(line + n, room - n, " %lld=%lld", (long long)p[2].choice.knob[i].type,
+                              (long long)p[2].choice.knob[i].value);
+    snprintf(line + n, room - n, "\n");
+    ddp__cuda.cudnnBackendDestroyDescriptor(device);
+    cg_free(&g);
 }
 
 /* The plan that ran fastest is used, kept and found again. */
@@ -365,7 +420,10 @@ static void tuned(void) {
     ok(go(&a));
     if (runs < 12) fail("only %d runs were measured", runs);
     check_first(&a);
-    each_file(read_engine);
+    char want[2048];
+    write_third(&a, want, sizeof want);
+    each_file(read_chosen);
+    if (strcmp(chosen, want) != 0) fail("chosen was %s, expected %s", chosen, want);
     int before = runs;
     ok(go(&a));
     if (runs != before) fail("a tuned call was measured again");
@@ -415,18 +473,34 @@ static void faults(void) {
                 fail("%s: the error does not say what cuDNN said: %s", seed_text, text);
             ddp__cudnn_clear();
             if (alive() != left) fail("%s: %ld descriptors are left", seed_text, alive() - left);
+            if (held) fail("%s: scratch is left", seed_text);
         }
     }
+    calls("");
+    ok(go(&a)); /* the plan stays good where one run of it failed */
+    setenv("DDP_DOUBLE_FAIL", "cudnnBackendExecute:2", 1);
+    if (go(&a) == 0) fail("a failing run is no error");
+    unsetenv("DDP_DOUBLE_FAIL");
+    ddp_error_take(&text);
+    memset(a.p[2], 0xff, 64);
     ok(go(&a));
     check_first(&a);
     ddp__cudnn_clear();
     end_call(&a);
 }
 
+static void (*current)(void);
+static void with_scratch(void) {
+    current();
+    if (held) fail("%d times scratch was not given back", held);
+}
+
 static void clean(const char *name, void (*body)(void)) {
     each_file(remove_file);
     setenv("DDP_CACHE", "", 1);
-    test(name, body);
+    held = 0;
+    current = body;
+    test(name, with_scratch);
 }
 
 int main(void) {
@@ -444,6 +518,7 @@ int main(void) {
     clean("cuDNN: plans come back from files", from_files);
     if (checked_by_cudnn()) clean("cuDNN: a compiled plan comes back from its file", compiled_from_files);
     clean("cuDNN: a damaged file is made anew", damaged);
+    clean("cuDNN: a file of another key is not taken", other_key);
     clean("cuDNN: another version and another device do not take a file's plan", other_version);
     clean("cuDNN: plans need no folder", no_folder);
     clean("cuDNN: where memory is short, a plan with less workspace runs", less_workspace);

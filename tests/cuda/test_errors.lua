@@ -61,11 +61,11 @@ says("and the script can go on on the cpu", "DDP_DOUBLE_FAIL=kernel:2", CHAIN ..
   "2\n")
 says("a GPU that falls off the bus", "DDP_DOUBLE_FAIL=lost:2", CHAIN .. "return z:to 'cpu'", "the GPU does not answer any more", "fallen off the bus", "xid",
   "checkpoint")
-says("a stream that cannot be made", "DDP_DOUBLE_FAIL=cudaStreamCreateWithPriority:1", ZEROS, "making a GPU ready: CUDA error")
+says("a stream that cannot be made", "DDP_DOUBLE_FAIL=cudaStreamCreateWithPriority:2:1", ZEROS, "making a GPU ready: CUDA error")
 says("a copy that fails", "DDP_DOUBLE_FAIL=cudaMemcpyAsync:1:1", "return ddp.ones(3):to 'cuda'", "copying to the GPU: CUDA error 1, cudaErrorInvalidValue")
 says("a launch that fails names op and kernel", "DDP_DOUBLE_FAIL=cudaLaunchKernel:2:1", CHAIN, "mul (kernel mul_f32): CUDA error 1")
 says("an image that does not load", "DDP_DOUBLE_FAIL=cudaLibraryLoadData:1:209", ZEROS, "compute capability 9.0", "CUDA_ARCHS")
-says("memory that a library lacks", "DDP_DOUBLE_FAIL=cudaEventCreateWithFlags:1:2", ZEROS, "out of memory on cuda:0")
+says("a GPU whose memory is full of others", "DDP_DOUBLE_FAIL=cudaEventCreateWithFlags:1:2,cudaEventCreateWithFlags:2:2", ZEROS, "out of memory on cuda:0")
 
 -- ---- ids ----
 

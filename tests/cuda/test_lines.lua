@@ -168,7 +168,7 @@ t.test("cross-entropy and its gradient, every reduction, with smoothing and labe
 end)
 
 t.test("values that are not finite come out as the reference has them", function()
-  local rows = { { 1, 2, nan, 4 }, { 1, inf, 2, 3 }, { -inf, 1, 2, -inf }, { -inf, -inf, -inf, -inf }, { 80, -1e38, 0, 1 } }
+  local rows = { { 1, 2, nan, 4 }, { 1, inf, 2, 3 }, { -inf, 1, 2, -inf }, { -inf, -inf, -inf, -inf }, { 80, -1e34, 0, 1 } }
   for _, long in ipairs { 1, 3000 } do -- held in registers, and read again
     local function x() return ddp.tensor(rows):view{ 5, 4, 1 }:expand{ 5, 4, long }:reshape{ 5, 4 * long } end
     in_dtypes("softmax", { "f32", "f64" }, function(d) return { x():to(d) } end, { 2 })

@@ -37,7 +37,7 @@ fails "C3 ranks that call different collectives on GPUs are told both" 5 'rank 0
 
 # What goes wrong between GPUs.
 DDP_DOUBLE_UUID=same fails "two ranks on one GPU are refused before NCCL sees them" 5 "ranks 0 and 1 are on the same GPU" "$RUN" -n 2 $CASES/steps.lua
-fails "a rank whose model is on the CPU is named by the others" 8 "rank 1 has called no collective on a GPU" "$RUN" -n 2 --timeout 2 --grace 1 $CASES/steps.lua one_on_cpu
+fails "a rank whose model is on the CPU is named by the others" 8 "rank 1 has its model on the cpu" "$RUN" -n 2 --timeout 2 --grace 1 $CASES/steps.lua one_on_cpu
 DDP_DOUBLE_GPUS=1 fails "C1 more ranks than GPUs: the rank without one is told" 5 "are on the same GPU" "$RUN" -n 2 $CASES/steps.lua
 DDP_DOUBLE_GPUS=2 fails "a rank beyond the GPUs of its host is told what to start" 5 "rank 2 has no GPU: 2 here for 3 ranks" "$RUN" -n 3 $CASES/steps.lua
 fails "L2 a rank that is killed ends the job of GPUs" 8 "SIGKILL" "$RUN" -n 2 --grace 1 $CASES/steps.lua kill

@@ -3,6 +3,7 @@ local t = require "harness"
 local checks = require "op_checks"
 local ops = require "ddp.ops"
 local ddp = require "ddp"
+local C = require("ddp.ffi").C
 
 -- The rounding of one result, and of a normal, whose logarithm and cosine are within a unit in the last place each.
 local ROUND = { f32 = 2e-7, f64 = 3e-16, f16 = 1e-3, bf16 = 8e-3 }
@@ -159,6 +160,30 @@ t.test("linear_act_grad", function()
     end
     both("turned", tol[dtype], function(d) return ops.linear_act_grad(ddp.randn({ 20, 30 }):to(dtype):to(d):transpose(1, 2), ddp.randn({ 30, 20 }):to(dtype):to(d), 2) end)
   end
+end)
+
+t.test("an allocation that fails, scratch too, leaves nothing behind and the next call is right", function()
+  local function cuda(size) return ddp.randn(size):to "cuda" end
+  local g, m, ids = cuda { 5000, 24 }, cuda { 500, 33 }, ddp.randint(0, 300, { 5000 }):to "cuda"
+  local calls = { function() return ops.embedding_grad(g, ids, 7000) end, function() return ops.grad_norm { g, m } end,
+    function() return ops.linear_act_grad(m:transpose(1, 2), m:transpose(1, 2), 2) end }
+  local function allocated()
+    collectgarbage()
+    collectgarbage()
+    return ddp.memory_stats("cuda").allocated
+  end
+  for _, call in ipairs(calls) do call() end
+  local before = allocated()
+  for k = 1, 6 do
+    for _, call in ipairs(calls) do
+      C.ddp_memory_fail_at(k)
+      pcall(call)
+      C.ddp_memory_fail_at(0)
+    end
+  end
+  t.ok(allocated() <= before, "bytes are left")
+  local want = ops.embedding_grad(g:to "cpu", ids:to "cpu", 7000)
+  checks.compare({ calls[1]():to "cpu" }, { want }, 1e-6, "embedding_grad", 1)
 end)
 
 t.test("check_nan names the op that made a NaN on a GPU", function()

@@ -360,6 +360,8 @@ S.gelu_grad = { samples = { { inputs = { { 2, 3 }, { 2, 3 } } }, { inputs = { { 
   fail = { { inputs = { { 3 }, { 4 } }, text = "g is [3], x [4]" } } }
 S.silu = unary(function(x) return x / (1 + math.exp(-x)) end)
 
+for _, sample in ipairs(S.conv_bn_act.samples) do sample.stepwise = true end
+
 S.to_device = { value = function(x) return x end, samples = { { inputs = { { 2, 3 } }, args = { "cpu" } }, { inputs = { {} }, args = { "cpu" } }, { inputs = { { 0, 3 } }, args = { "cpu" } } },
   fail = { { inputs = { { 2 } }, args = { "gpu" }, text = "no device \"gpu\"" } } }
 

@@ -1,5 +1,12 @@
--- on_gpu.lua CASE [ARGS] -- runs a case of tests/dist with new tensors on this rank's GPU.
+-- on_gpu.lua CASE [ARGS] -- runs a case of tests/dist with new tensors on this rank's GPU, and batches copied there.
 local ddp = require "ddp"
 ddp.set_default_device "cuda"
+local tensors, loader = ddp.data.tensors, ddp.data.DataLoader
+function ddp.data.tensors(x, y) return tensors(x:to "cpu", y and y:to "cpu") end
+function ddp.data.DataLoader(set, opts)
+  opts = opts or {}
+  opts.device = ddp.device()
+  return loader(set, opts)
+end
 arg[0] = table.remove(arg, 1)
 dofile(arg[0])

@@ -59,7 +59,6 @@ const char *profile(void);
 typedef struct cudart_double {
     void (*enqueue)(cudaStream_t, void (*run)(void *), void (*drop)(void *), void *ctx, const char *name);
     void (*check_range)(const void *p, size_t bytes, const char *what);
-    bool (*dry)(void);
 } cudart_double;
 const cudart_double *cudart(void);
 

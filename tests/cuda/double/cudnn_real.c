@@ -18,23 +18,23 @@
 static real_library lib;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* The driver that cuDNN loads kernels with: the few calls that plans need, beside this library. */
-static void open_driver(void) {
+/* The driver that cuDNN loads kernels with: the few calls that plans need, beside this library. Without it no engine that is
+ * compiled at run time has a plan. */
+static bool open_driver(void) {
     Dl_info me;
     char path[1100];
-    if (!dladdr((void *)open_driver, &me)) return;
+    if (!dladdr((void *)open_driver, &me)) return false;
     snprintf(path, sizeof path, "%s", me.dli_fname);
     char *slash = strrchr(path, '/');
-    if (!slash) return;
+    if (!slash) return false;
     snprintf(slash, sizeof path - (size_t)(slash - path), "/driver/libcuda.so.1");
-    dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    return dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL;
 }
 
 static void open_library(void) {
     const char *check = getenv("DDP_DOUBLE_CUDNN_CHECK"), *dir = getenv("DDP_REAL_CUDNN");
     char path[1100];
-    if (check && strcmp(check, "0") == 0) return;
-    open_driver();
+    if ((check && strcmp(check, "0") == 0) || !open_driver()) return;
     snprintf(path, sizeof path, "%s/libcudnn_graph.so.%d", dir && *dir ? dir : DDP_REAL_CUDNN_DIR, CUDNN_MAJOR);
     void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!h) return;
@@ -87,7 +87,6 @@ static void find_runtime(void) {
     if (!h) return;
     *(void **)&runtime.enqueue = dlsym(h, "ddp_double_enqueue");
     *(void **)&runtime.check_range = dlsym(h, "ddp_double_check_range");
-    *(void **)&runtime.dry = dlsym(h, "ddp_double_dry");
 }
 
 const cudart_double *cudart(void) {

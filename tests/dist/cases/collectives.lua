@@ -6,7 +6,7 @@ local r, w = ddp.rank(), ddp.world_size()
 
 local function expect(cond, what) if not cond then error(what, 0) end end
 local function same_bits(t, what)
-  local c = t:contiguous()
+  local c = t:to "cpu":contiguous()
   local n = c:numel() * tonumber(require("ddp.ffi").C.ddp_dtype_size(require("ddp.ffi").C.ddp_dtype_of(c)))
   local bytes = n > 0 and ffi.string(ffi.cast("const char *", require("ddp.ffi").C.ddp_data(c)), n) or ""
   for _, other in ipairs(ddp.all_gather_object(bytes)) do expect(other == bytes, what .. ": ranks hold different bits") end
