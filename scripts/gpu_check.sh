@@ -124,13 +124,16 @@ for tool in memcheck racecheck initcheck synccheck; do
     told "$(grep -E 'SUMMARY' "$file" | tail -1 | sed 's/=* *//')"
   fi
 done
-simple nccl_1 30 "$B/ddprun" -n 1 --timeout 20 tests/bench/gpu/ranks.lua
+simple nccl_1 30 bash -c '"$B/gpu_dump" --nccl && "$B/ddprun" -n 1 --timeout 20 tests/bench/gpu/ranks.lua'
 if [ "$gpus" -ge 2 ]; then simple nccl_2 30 "$B/ddprun" -n 2 --timeout 20 tests/bench/gpu/ranks.lua; else skip nccl_2 "one GPU"; fi
 
 # ---- how fast is it -----------------------------------------------------------------------------------------------------------
 if [ -n "$background" ]; then wait "$background"; background=""; fi
 [ -n "$double" ] && export DDP_DOUBLE_MODE=dry
-simple micro 30 luajit tests/bench/gpu/micro.lua --scale "$([ -n "$double" ] && echo 0.0001 || echo 1)" --sheet "$sheet"
+if wanted micro; then
+  part micro 30 luajit tests/bench/gpu/micro.lua --scale "$([ -n "$double" ] && echo 0.0001 || echo 1)" --sheet "$sheet"
+  [ "$status" = 0 ] && told "$(wc -l < "$file") numbers, below" || told
+fi
 torch=$("$PY" -c 'import torch; print(torch.__version__ if torch.cuda.is_available() else "")' 2> /dev/null)
 [ -n "$double" ] && torch=""
 value() { sed -nE "s/.*\b$2 ([0-9.]+).*/\1/p" <<< "$1"; }
@@ -156,7 +159,7 @@ done <<< "$cases"
   echo "gpu_check: $gpu, $gpus GPU(s), $((SECONDS - began)) s, $(date -u +%F)${double:+; THE TEST DOUBLE, NOT A GPU: timings say nothing}"
   printf '%s\n' "${rows[@]}"
   echo
-  wanted micro && cat "$results/micro.txt" && echo
+  wanted micro && echo "${double:+NOT A GPU: }$(cat "$results/micro.txt")" && echo
   wanted step && printf '%s\n' "${timings[@]}"
   wanted step && echo "limit: what the data sheet of ${sheet:-an unknown GPU} allows for what a step queues (make roofline DEVICE=...); PyTorch: ${torch:-not here}, images/s${double:+; NOT A GPU}"
   echo "results in $results"

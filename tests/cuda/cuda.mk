@@ -58,7 +58,7 @@ DOUBLE := tests/cuda/double
 CUDA_MAJOR := $(shell sed -nE 's/^.define CUDART_VERSION +([0-9]+)[0-9]{3}$$/\1/p' $(CUDA_INC) /dev/null)
 DOUBLE_FLAGS := -std=c11 -D_GNU_SOURCE -O3 -march=native -ffp-contract=off -g -fPIC -fvisibility=hidden -Wall -Wextra $(WERROR) -MMD -MP -I$(CD)/gen -isystem $(dir $(CUDA_INC))
 DOUBLE_LINK := $(CC) -shared $(EMU_SAN) $(if $(EMU_SAN),,-Wl$(comma)-z$(comma)defs) -Wl,-z,nodelete -Wl,-rpath,'$$ORIGIN' -L$(CD)
-CUDART_SRC := config memory pinned stream graph cudart_memory cudart_stream cudart_kernel cudart_device
+CUDART_SRC := config memory pinned stream graph probe cudart_memory cudart_stream cudart_kernel cudart_device
 
 $(CD)/gen/error_names.h: $(dir $(CUDA_INC))driver_types.h
 	@mkdir -p $(@D)

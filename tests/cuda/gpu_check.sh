@@ -24,9 +24,9 @@ if grep -q "cuDNN gives no profile" "$tmp/all/device.txt"; then echo "skip cuDNN
 else check "cuDNN's own profile of each GPU is kept" grep -q deviceName "$tmp/all/cudnn_profile_0.json"; fi
 check "a step has its limit on paper" says '^toy cifar 8 none +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9]+ +[1-9][0-9]* +0\.[0-9]+'
 
-PARTS="device nccl_1 micro" DDP_DOUBLE_FAIL=ncclAllReduce:1 scripts/gpu_check.sh --double "$tmp/fails" > "$tmp/out" 2>&1; status=$?
+PARTS="device nccl_2 micro" DDP_DOUBLE_FAIL=ncclAllReduce:1 scripts/gpu_check.sh --double "$tmp/fails" > "$tmp/out" 2>&1; status=$?
 check "a part that fails ends it with status 1" [ $status = 1 ]
-check "the part that failed is named" says '^nccl_1 +FAILED'
+check "the part that failed is named" says '^nccl_2 +FAILED'
 check "and those behind it run" says '^micro +ok'
 
 DDP_DOUBLE_STATUS=100 scripts/gpu_check.sh --double "$tmp/none" > "$tmp/out" 2>&1; status=$?

@@ -1,8 +1,9 @@
-/* gpu_dump.c -- gpu_dump [FOLDER]: what the CUDA side sees of this machine: versions of NVIDIA's libraries, each GPU's properties. With a folder,
- * cuDNN's own profile of GPU i goes to FOLDER/cudnn_profile_<i>.json (tests/cuda/profiles has such files, made by hand). Status 1 when
- * there is no GPU. */
+/* gpu_dump.c -- gpu_dump [FOLDER|--nccl]: what the CUDA side sees of this machine: versions of NVIDIA's libraries, each GPU's properties. With a folder,
+ * cuDNN's own profile of GPU i goes to FOLDER/cudnn_profile_<i>.json (tests/cuda/profiles has such files, made by hand). --nccl: an all-reduce
+ * of a world of one instead. Status 1 when there is no GPU, or a part failed. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../../kernels/cuda/api.h"
 
@@ -93,6 +94,42 @@ static int write_profile(int i, const char *folder) {
     return bad;
 }
 
+/* A world of one: x is summed over itself. Prints what failed; NULL is nothing. */
+static const char *nccl_steps(float *x, int n, cudaStream_t stream, void *device, ncclComm_t *comm) {
+    ncclUniqueId id;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    size_t bytes = (size_t)n * sizeof *x;
+    if (ddp__cuda.ncclGetUniqueId(&id)) return "ncclGetUniqueId";
+    if (ddp__cuda.ncclCommInitRankConfig(comm, 1, id, 0, &config)) return "ncclCommInitRankConfig";
+    if (ddp__cuda.cudaMemcpyAsync(device, x, bytes, cudaMemcpyDefault, stream)) return "copying to the GPU";
+    if (ddp__cuda.ncclAllReduce(device, device, (size_t)n, ncclFloat, ncclSum, *comm, stream)) return "ncclAllReduce";
+    for (int i = 0; i < n; i++) x[i] = 0;
+    if (ddp__cuda.cudaMemcpyAsync(x, device, bytes, cudaMemcpyDefault, stream)) return "copying from the GPU";
+    if (ddp__cuda.cudaStreamSynchronize(stream)) return "cudaStreamSynchronize";
+    for (int i = 0; i < n; i++)
+        if (!(x[i] == (float)i)) return "the sum: it is wrong";
+    return NULL;
+}
+
+static int nccl_alone(void) {
+    enum { N = 1000 };
+    float x[N];
+    cudaStream_t stream;
+    void *device = NULL;
+    ncclComm_t comm = NULL;
+    for (int i = 0; i < N; i++) x[i] = (float)i;
+    if (!there(DDP_LIB_NCCL, "NCCL") || ddp__cuda.cudaSetDevice(0) || ddp__cuda.cudaMalloc(&device, sizeof x) ||
+        ddp__cuda.cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0))
+        return 1;
+    const char *failed = nccl_steps(x, N, stream, device, &comm);
+    if (failed) printf("NCCL, a world of one: %s failed: %s\n", failed, ddp__cuda.ncclGetLastError(comm));
+    else printf("NCCL, a world of one: all-reduce is right\n");
+    if (comm) ddp__cuda.ncclCommDestroy(comm);
+    ddp__cuda.cudaStreamDestroy(stream);
+    ddp__cuda.cudaFree(device);
+    return failed != NULL;
+}
+
 int main(int argc, char **argv) {
     int count = 0, bad = 0;
     if (!there(DDP_LIB_CUDART, "cudart")) return 1;
@@ -101,6 +138,7 @@ int main(int argc, char **argv) {
         printf("no GPU: %s\n", e ? ddp__cuda.cudaGetErrorString(e) : "none is listed");
         return 1;
     }
+    if (argc > 1 && strcmp(argv[1], "--nccl") == 0) return nccl_alone();
     versions();
     for (int i = 0; i < count; i++) {
         bad |= properties(i);

@@ -39,16 +39,18 @@ local function allocate() return ddp.empty(1000, { device = "cuda" }) end
 line("allocation of 4 KB, and its release", timed(times(2000), allocate) * 1e6, "us each")
 
 local m = ddp.randn(times(1024 * 1024)):to "cuda"
-line("add of 1 M elements, f32 (may lie in L2)", 12 * m:numel() / timed(times(200), function() return ops.add(m, m) end) / 1e9, "GB/s")
+local function mega(t) return t:numel() / 1e6 end
+line(("add of %.2f M elements, f32 (may lie in L2)"):format(mega(m)), 12 * m:numel() / timed(times(200), function() return ops.add(m, m) end) / 1e9, "GB/s")
 local big, other = ddp.zeros(times(2 ^ 28), { device = "cuda" }), ddp.ones(times(2 ^ 28), { device = "cuda" })
-line("add of 268 M elements, f32", 12 * big:numel() / timed(times(20), function() return ops.add(big, other) end) / 1e9, "GB/s", sheet and sheet.gb_per_s)
-line("copy of 1 GB on the GPU", 8 * big:numel() / timed(times(20), function() return ops.clone(big, true) end) / 1e9, "GB/s read and written", sheet and sheet.gb_per_s)
+line(("add of %.2f M elements, f32"):format(mega(big)), 12 * big:numel() / timed(times(20), function() return ops.add(big, other) end) / 1e9, "GB/s", sheet and sheet.gb_per_s)
+local copied = 8 * big:numel() / timed(times(20), function() return ops.clone(big, true) end) / 1e9
+line(("copy of %.2f MB on the GPU"):format(4 * mega(big)), copied, "GB/s read and written", sheet and sheet.gb_per_s)
 big, other = nil, nil -- luacheck: ignore 311
 collectgarbage()
 local host_side = ddp.zeros(times(2 ^ 26))
-line("copy of 256 MB to the GPU", 4 * host_side:numel() / timed(1, function() return host_side:to "cuda" end) / 1e9, "GB/s")
+line(("copy of %.2f MB to the GPU"):format(4 * mega(host_side)), 4 * host_side:numel() / timed(1, function() return host_side:to "cuda" end) / 1e9, "GB/s")
 local gpu_side = host_side:to "cuda"
-line("copy of 256 MB from the GPU", 4 * gpu_side:numel() / timed(1, function() return gpu_side:to "cpu" end) / 1e9, "GB/s")
+line(("copy of %.2f MB from the GPU"):format(4 * mega(gpu_side)), 4 * gpu_side:numel() / timed(1, function() return gpu_side:to "cpu" end) / 1e9, "GB/s")
 host_side, gpu_side = nil, nil -- luacheck: ignore 311
 collectgarbage()
 

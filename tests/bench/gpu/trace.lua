@@ -1,6 +1,6 @@
 -- trace.lua -- reads what ddp_trace_start wrote, with the log of the test double in between, and says what a step did: its calls, what each
--- queued on the GPU, which tensor each of that touched. Bytes are counted by launch: an own kernel touches the operands whose address is
--- among its arguments, a library's call all operands of its op once. Scratch of a call is not counted.
+-- queued on the GPU, which tensor each of that touched. Bytes are counted by launch: of an own kernel the log says which of the addresses among
+-- its arguments it reads and writes (tests/cuda/double/probe.c); a library's call touches all operands of its op once. Scratch is not counted.
 local M = {}
 
 local PRODUCTS = { matmul = true, linear = true, linear_act = true, conv2d = true, conv2d_grad_input = true, conv2d_grad_weight = true, conv_bn_act = true }
@@ -26,7 +26,7 @@ local function queued(line)
   local name = line:match "^launch (%S+)"
   if name then
     local memory = {}
-    for p in (line:match ", memory(.*)$" or ""):gmatch "%x+" do memory[#memory + 1] = tonumber(p, 16) end
+    for how, p in (line:match ", memory(.*)$" or ""):gmatch " ([rwb])(%x+)" do memory[#memory + 1] = { at = tonumber(p, 16), reads = how ~= "w", writes = how ~= "r" } end
     return { name = name, own = true, memory = memory, line = line }
   end
   name = line:match "^(cudaMem[cs]%w+)"
@@ -105,31 +105,31 @@ end
 
 -- ---- passes ----
 
-local function touches(launch, o)
-  if not launch.own then return o.gpu end
-  for _, p in ipairs(launch.memory) do if p >= o.at and p < o.at + math.max(o.bytes, 1) then return true end end
-  return false
+-- How often a launch reads and writes an operand: a library's call as the op says, an own kernel where its arguments point to.
+local function touches(launch, o, shared, target)
+  if not launch.own then
+    local writes = o.role == "out" or o.role == "both" or shared
+    return (o.role == "out" or target) and 0 or 1, writes and 1 or 0
+  end
+  for _, m in ipairs(launch.memory) do
+    if m.at >= o.at and m.at < o.at + math.max(o.bytes, 1) then return m.reads and 1 or 0, m.writes and 1 or 0 end
+  end
+  return 0, 0
 end
 
 -- Counts what each launch reads and writes: call.moved bytes, tensor.reads and writes. A call of which nothing is known is one launch.
 local function count_passes(call)
-  local launches = {}
+  local launches, in_place = {}, {}
   for _, l in ipairs(call.launches) do if not l.copy then launches[#launches + 1] = l end end
-  if #launches == 0 then launches[1] = { library = true } end
+  if #launches == 0 then launches[1] = {} end
+  for _, o in ipairs(call.operands) do if o.in_place then in_place[o.storage] = true end end
   call.moved, call.once, call.again = 0, 0, {} -- once: each operand once each way
   for i, o in ipairs(call.operands) do
     if o.gpu and not o.in_place then
-      local reads, writes, target = 0, 0, i == 1 and ONLY_WRITES[call.op]
-      local shared = false -- an output lies here too
-      for _, other in ipairs(call.operands) do shared = shared or other.in_place and other.storage == o.storage end
+      local reads, writes = 0, 0
       for _, l in ipairs(launches) do
-        if touches(l, o) then
-          if o.role == "out" then reads, writes = reads + (writes > 0 and 1 or 0), writes + 1
-          else
-            if not target then reads = reads + 1 end
-            if o.role == "both" or shared then writes = writes + 1 end
-          end
-        end
+        local r, w = touches(l, o, in_place[o.storage], i == 1 and ONLY_WRITES[call.op])
+        reads, writes = reads + r, writes + w
       end
       call.once = call.once + (math.min(reads, 1) + math.min(writes, 1)) * o.bytes
       if reads > 1 then call.again[#call.again + 1] = { operand = o, reads = reads } end

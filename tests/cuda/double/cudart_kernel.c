@@ -59,6 +59,7 @@ static size_t shared_optin(void) {
         default: return 227 << 10;
     }
 }
+unsigned *emulator_most_blocks(void) { return dlsym(emulator(), "ddp_emu_most_blocks"); }
 size_t double_shared_optin(void) { return shared_optin(); }
 
 cudaError_t cudaLibraryLoadData(cudaLibrary_t *out, const void *code, enum cudaJitOption *jit, void **jit_values,
@@ -190,17 +191,36 @@ static int run_kernel(void *ctx) {
     return status;
 }
 
-/* The addresses of device memory among its arguments, in hexadecimal: what it may touch. */
+/* A line with the device memory among its arguments, in hexadecimal; in a dry run with what is done there in front: r, w or b for both, and
+ * what is not touched left out. */
 static void log_launch(const launch *l, int stream) {
-    char text[6800];
-    size_t at = 0;
-    text[0] = 0;
-    for (size_t i = 0; i + sizeof(void *) <= l->k->arg_bytes && at + 20 < sizeof text; i += sizeof(void *)) {
-        const void *p;
-        memcpy(&p, l->args + i, sizeof p);
-        if (ddp_double_is_device(p))
-            at += (size_t)snprintf(text + at, sizeof text - at, " %llx", (unsigned long long)(uintptr_t)p);
+    enum { MOST = 512 };
+    char text[7200], *pointers[MOST];
+    size_t at = 0, where[MOST];
+    unsigned char how[MOST] = {0};
+    int n = 0;
+    for (size_t i = 0; i + sizeof(void *) <= l->k->arg_bytes && n < MOST; i += sizeof(void *)) {
+        memcpy(&pointers[n], l->args + i, sizeof(void *));
+        if (ddp_double_is_device(pointers[n])) where[n++] = i;
     }
+    if (config.mode == DRY) {
+        probed p = {l->k->name,
+                    l->k->run,
+                    {l->grid[0], l->grid[1], l->grid[2]},
+                    {l->block[0], l->block[1], l->block[2]},
+                    l->shared,
+                    l->k->arg_bytes,
+                    l->args};
+        running = l->k->name;
+        probe(&p, pointers, where, n, how);
+        running = NULL;
+    }
+    text[0] = 0;
+    for (int i = 0; i < n && at + 20 < sizeof text; i++)
+        if (config.mode != DRY || how[i])
+            at += (size_t)snprintf(text + at, sizeof text - at, " %.*s%llx", config.mode == DRY,
+                                   &"?rwb"[how[i] & (config.mode == DRY ? 3 : 0)],
+                                   (unsigned long long)(uintptr_t)pointers[i]);
     ddp_double_log("launch %s grid %u,%u,%u block %u,%u,%u shared %zu, stream %d%s%s", l->k->name, l->grid[0],
                    l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2], l->shared, stream,
                    at ? ", memory" : "", text);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 static const size_t arena_size = (size_t)1 << 37, page = 4096, alignment = 256, large = 4 << 20;
@@ -135,7 +136,9 @@ void close_memory(void) {
 
 /* A fault in device memory is told, then the signal takes its course. */
 static void on_segv(int signal, siginfo_t *info, void *context) {
-    (void)context, (void)signal;
+    (void)signal;
+    const ucontext_t *c = context;
+    if (probe_fault(info->si_addr, c->uc_mcontext.gregs[REG_ERR] & 2)) return;
     char text[700], where[300] = "";
     if (running && emulator_where) emulator_where(info->si_addr, where, sizeof where);
     if (ddp_double_is_device(info->si_addr)) {

@@ -119,6 +119,22 @@ void check_red_zones(const char *after);
 int report_leaks(void); /* how many things are left */
 /* The emulator's account of where its kernel is (cudart_kernel.c); NULL before a kernel was looked up. */
 extern int (*emulator_where)(const void *address, char *text, size_t size);
+/* ---- what a launch touches (probe.c) ----------------------------------------------------------------------------------- */
+typedef struct probed {
+    const char *name;
+    void (*run)(const unsigned grid[3], const unsigned block[3], size_t shared, const void *args);
+    unsigned grid[3], block[3];
+    size_t shared, bytes; /* of args */
+    const char *args;
+} probed;
+enum { PROBE_READS = 1, PROBE_WRITES = 2 };
+/* how[i]: what the launch does behind pointers[i], which stands `where[i]` bytes into its arguments, ascending. Where that cannot be
+ * found (many pointers, less than a page) all is said to be read and written. */
+void probe(const probed *l, char *const *pointers, const size_t *where, int n, unsigned char *how);
+/* A fault while probing was noted, and the instruction may be tried again. */
+bool probe_fault(const void *address, bool writes);
+/* The emulator's limit of blocks, 0: all; NULL where it has none. */
+unsigned *emulator_most_blocks(void);
 bool pinned_find(const void *p, void **at, size_t *bytes);
 int pinned_left(size_t *bytes);
 

@@ -414,6 +414,10 @@ static uint64_t block_at(uint64_t q, uint64_t n, uint64_t from) {
     return q;
 }
 
+// Not 0: only so many blocks run, from the first to the last (tests/cuda/double/probe.c). At least 2.
+extern "C" __attribute__((visibility("default"))) unsigned ddp_emu_most_blocks;
+unsigned ddp_emu_most_blocks;
+
 void launch(const kernel &k, const unsigned grid[3], const unsigned block[3], size_t shared, const void *args) {
     start();
     uint64_t n = (uint64_t)grid[0] * grid[1] * grid[2], threads = (uint64_t)block[0] * block[1] * block[2];
@@ -428,8 +432,9 @@ void launch(const kernel &k, const unsigned grid[3], const unsigned block[3], si
     if (!flat) number_lanes();
     poison_shared(!flat || e.check);
     uint64_t from = e.schedule == 2 || e.schedule == 5 ? random_below((unsigned)(n < ~0u ? n : ~0u)) : 0;
-    for (uint64_t q = 0; q < n; q++) {
-        uint64_t b = block_at(q, n, from);
+    uint64_t some = ddp_emu_most_blocks && ddp_emu_most_blocks < n ? ddp_emu_most_blocks : n;
+    for (uint64_t q = 0; q < some; q++) {
+        uint64_t b = some < n ? q * (n - 1) / (some - 1) : block_at(q, n, from);
         blockIdx = {(unsigned)(b % grid[0]), (unsigned)(b / grid[0] % grid[1]), (unsigned)(b / grid[0] / grid[1])};
         if (flat) {
             run_flat_block();
