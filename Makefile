@@ -153,7 +153,7 @@ check: all ## the rules of the house: includes, sizes, exports, ops
 
 lint: all ## clang-format, clang-tidy, luacheck
 	@vendor/need.sh --install lint
-	scripts/tools/lint.sh $(B)
+	CUDA_CFLAGS=$(if $(HAVE_CUDA),$$'$(subst ','\'',$(CUDA_CFLAGS))') scripts/tools/lint.sh $(B)
 
 format: ## clang-format all C in place
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')
