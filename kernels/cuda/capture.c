@@ -35,7 +35,8 @@ struct ddp_capture {
 int ddp__capture_begin(int i) {
     const ddp_gpu *g = ddp__gpu(i);
     if (!g) return ddp__pending();
-    return ddp__cuda_check(ddp__cuda.cudaStreamBeginCapture(g->compute, cudaStreamCaptureModeThreadLocal), "beginning a capture");
+    return ddp__cuda_check(ddp__cuda.cudaStreamBeginCapture(g->compute, cudaStreamCaptureModeThreadLocal),
+                           "beginning a capture");
 }
 
 int ddp__capture_end(int i, ddp_capture **out) {

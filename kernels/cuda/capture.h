@@ -6,10 +6,10 @@
 
 /* What of a call a graph may hold. */
 typedef enum ddp_captures {
-    DDP_CAPTURE_AS_IS,     /* the same kernels with the same arguments, whenever it runs */
+    DDP_CAPTURE_AS_IS, /* the same kernels with the same arguments, whenever it runs */
     DDP_CAPTURE_ARGUMENTS, /* the same kernels, but an argument is of this call alone: a place in a stream of random numbers, a rate, the
                               number of a step: it is set anew before each replay */
-    DDP_CAPTURE_NEVER      /* the host takes part: copies between devices, collectives */
+    DDP_CAPTURE_NEVER /* the host takes part: copies between devices, collectives */
 } ddp_captures;
 DDP_API ddp_captures ddp__captures(int op);
 
