@@ -14,6 +14,12 @@ typedef struct ticket {
     cudaEvent_t begin, end;
 } ticket;
 
+/* Memory of a bucket, registered: NCCL reads and writes it in place where the hardware can. */
+typedef struct bucket_memory {
+    struct bucket_memory *next;
+    void *p, *handle;
+} bucket_memory;
+
 typedef struct nccl_comm {
     ncclComm_t comm;
     int gpu, rank, size;
@@ -21,7 +27,7 @@ typedef struct nccl_comm {
     cudaStream_t stream;
     pthread_mutex_t lock; /* of spare */
     ticket *spare;
-    atomic_int cuda_error; /* what an event said */
+    bucket_memory *buckets; /* of the compute thread */
 } nccl_comm;
 
 /* ---- NCCL's answers ---- */
@@ -207,20 +213,37 @@ static void nccl_abort(void *comm) {
 /* ---- memory of buckets ---- */
 
 static int nccl_alloc(void *comm, int gpu, size_t bytes, void **out) {
+    nccl_comm *n = comm;
     const ddp_gpu *g = ddp__gpu(gpu);
-    if (!g) return ddp__pending();
-    ncclResult_t r = ddp__cuda.ncclMemAlloc(out, bytes);
-    if (r != ncclSuccess) return nccl_fail(comm, r, "memory of a bucket");
-    return ddp__cuda_check(ddp__cuda.cudaMemsetAsync(*out, 0, bytes, g->compute), "cudaMemsetAsync");
+    bucket_memory *b = g ? calloc(1, sizeof *b) : NULL;
+    if (!b) return g ? ddp__fail(DDP_ENOMEM, "nccl: out of memory") : ddp__pending();
+    ncclResult_t r = ddp__cuda.ncclMemAlloc(&b->p, bytes);
+    if (r != ncclSuccess) {
+        free(b);
+        return nccl_fail(n, r, "memory of a bucket");
+    }
+    if (ddp__cuda.ncclCommRegister(n->comm, b->p, bytes, &b->handle) != ncclSuccess)
+        b->handle = NULL; /* works without, too */
+    b->next = n->buckets;
+    n->buckets = b;
+    *out = b->p;
+    return ddp__cuda_check(ddp__cuda.cudaMemsetAsync(b->p, 0, bytes, g->compute), "cudaMemsetAsync");
 }
 
 static void nccl_dealloc(void *comm, int gpu, void *p, size_t bytes) {
-    (void)comm;
+    nccl_comm *n = comm;
     (void)bytes;
     const ddp_gpu *g = ddp__gpu(gpu);
-    if (!g) return;
-    ddp__cuda.cudaStreamSynchronize(g->compute); /* nobody reads it any more */
-    ddp__cuda.ncclMemFree(p);
+    for (bucket_memory **at = &n->buckets; g && *at; at = &(*at)->next) {
+        bucket_memory *b = *at;
+        if (b->p != p) continue;
+        *at = b->next;
+        ddp__cuda.cudaStreamSynchronize(g->compute); /* nobody reads it any more */
+        if (b->handle) ddp__cuda.ncclCommDeregister(n->comm, b->handle);
+        ddp__cuda.ncclMemFree(p);
+        free(b);
+        return;
+    }
 }
 
 /* ---- joining and leaving ---- */
@@ -247,6 +270,11 @@ static void nccl_leave(void *comm, int graceful) {
         ddp__cuda.cudaEventDestroy(t->begin);
         ddp__cuda.cudaEventDestroy(t->end);
         free(t);
+    }
+    while (n->buckets) { /* their reducers are gone, or never will be */
+        bucket_memory *b = n->buckets;
+        n->buckets = b->next;
+        free(b);
     }
     if (n->stream) ddp__cuda.cudaStreamDestroy(n->stream);
     pthread_mutex_destroy(&n->lock);
