@@ -34,7 +34,7 @@ HAVE_CUDA := $(if $(NVCC),$(shell echo '\#include <cudnn.h>' | cat - <(echo '\#i
 CUDA_ARCHS ?= 75 80 86 89 90 100 120
 CUDA_MAJOR := $(if $(HAVE_CUDA),$(shell sed -n 's/^\#define CUDART_VERSION *\([0-9]*\)[0-9]\{3\}.*/\1/p' $(CUDA_HOME)/include/cuda_runtime_api.h))
 CUDA_CFLAGS := -isystem $(CUDA_HOME)/include -DDDP_CUDA_MAJOR=$(CUDA_MAJOR) -DDDP_CUDA_ARCHS='"$(CUDA_ARCHS)"' -DDDP_CUDA_OLDEST=$(firstword $(CUDA_ARCHS)) -DDDP_CUDA_HOME_LIBS='"$(CUDA_HOME)/lib64"'
-NVCC_FLAGS := -std=c++17 -O3 -Wno-deprecated-gpu-targets -diag-suppress 186 $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) -Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror
+NVCC_FLAGS := -std=c++17 -O3 --compress-mode=size -Wno-deprecated-gpu-targets -diag-suppress 186 $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_$(lastword $(CUDA_ARCHS)),code=compute_$(lastword $(CUDA_ARCHS)) -Xptxas --warn-on-spills,--warn-on-local-memory-usage,-Werror
 CUDA_SRC := $(wildcard kernels/cuda/*.c kernels/cudnn/*.c kernels/cublas/*.c kernels/nccl/*.c)
 CUDA_OBJ := $(CUDA_SRC:%.c=$(B)/obj/%.o)
 # The images do not depend on the sanitizer: they lie in build/.
@@ -140,7 +140,7 @@ install: all ## install into PREFIX (default /usr/local)
 # ---- checking --------------------------------------------------------------------------------------------------------------
 test: ## install what is missing, build, run every test
 	@vendor/need.sh --install build test
-	@$(MAKE) --no-print-directory all cuda-double
+	@$(MAKE) --no-print-directory all cuda-double gpu-dump
 	tests/run.sh $(B)
 
 test-san: ## the C and Lua tests under AddressSanitizer and UBSan
@@ -153,7 +153,7 @@ check: all ## the rules of the house: includes, sizes, exports, ops
 
 lint: all ## clang-format, clang-tidy, luacheck
 	@vendor/need.sh --install lint
-	scripts/tools/lint.sh $(B)
+	CUDA_CFLAGS=$(if $(HAVE_CUDA),$$'$(subst ','\'',$(CUDA_CFLAGS))') scripts/tools/lint.sh $(B)
 
 format: ## clang-format all C in place
 	clang-format -i $$(git ls-files '*.c' '*.h' '*.cc')

@@ -150,7 +150,8 @@ end
 -- ---- evaluation: each sample once, whatever the number of ranks -------------------------------------------------------
 local accuracy
 if test then
-  local eval = ddp.data.DataLoader(test, { batch_size = 256, workers = args.workers, device = ddp.device(), transform = plain, sampler = ddp.data.DistributedSampler(test, { shuffle = false }) })
+  local eval = ddp.data.DataLoader(test, { batch_size = 256, workers = args.workers, device = ddp.device(),
+    transform = plain, sampler = ddp.data.DistributedSampler(test, { shuffle = false }) })
   net:eval()
   local right, seen = 0, 0
   ddp.no_grad(function()

@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 2
 B=$PWD/${1:-build}; shift
 groups=${*:-c ops lua dist cuda}
 LIMIT=${DDP_TEST_LIMIT:-300}
-export DDP_LIB=$B DDP_BUILD=$B
+export DDP_LIB=$B DDP_BUILD=$B DDP_CACHE= # plans of cuDNN are not kept in the user's folder
 export LUA_PATH="$PWD/lua/?.lua;$PWD/lua/?/init.lua;$B/lua/?.lua;$PWD/tests/lua/?.lua;$PWD/tests/harness/?.lua;$PWD/tests/ops/?.lua;$PWD/tests/golden/?.lua;;"
 export PATH=$B:$PATH
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT

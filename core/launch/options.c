@@ -45,7 +45,7 @@ static int take_n(options *o, const char *s) {
 }
 static int take_engine(options *o, const char *s) {
     o->engine = s;
-    static const char *const names[] = {"auto", "shm", "gloo", "mpi", "hier"};
+    static const char *const names[] = {"auto", "shm", "gloo", "mpi", "hier", "nccl"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(s, names[i]) == 0) return 0;
     return 1;
@@ -99,7 +99,7 @@ static const option all[] = {
     {"-n", "DDP_N", "N", "a number from 1, auto, gpu or cpu",
      "ranks on this host: a number, auto (one a GPU, else one), gpu (one a GPU) or cpu (one a core); default 1",
      take_n},
-    {"--engine", "DDP_ENGINE", "NAME", "auto, shm, gloo, mpi or hier", "how ranks talk: auto, shm, gloo, mpi, hier",
+    {"--engine", "DDP_ENGINE", "NAME", "auto, shm, gloo, mpi, hier or nccl", "how ranks talk: auto, shm, gloo, mpi, hier, nccl",
      take_engine},
     {"--timeout", "DDP_TIMEOUT", "S", "seconds above 0", "seconds for every wait of a rank; default 600", take_timeout},
     {"--grace", "DDP_GRACE", "S", "seconds from 0", "seconds between SIGTERM and SIGKILL; default 5", take_grace},

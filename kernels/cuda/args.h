@@ -434,5 +434,4 @@ typedef struct fold_apply_args {
     int64_t relu;
 } fold_apply_args;
 
-
 #endif

@@ -4,21 +4,11 @@
 #include "device.cuh"
 
 /* What products of T are added up in. Integers wrap, so they go through unsigned types. */
-template <class T> struct sum_of {
-    typedef WIDE(T) type;
-};
-template <> struct sum_of<long long> {
-    typedef unsigned long long type;
-};
-template <> struct sum_of<int> {
-    typedef unsigned type;
-};
-template <> struct sum_of<unsigned char> {
-    typedef unsigned type;
-};
-template <> struct sum_of<bool8> {
-    typedef unsigned type;
-};
+template <class T> struct sum_of { typedef WIDE(T) type; };
+template <> struct sum_of<long long> { typedef unsigned long long type; };
+template <> struct sum_of<int> { typedef unsigned type; };
+template <> struct sum_of<unsigned char> { typedef unsigned type; };
+template <> struct sum_of<bool8> { typedef unsigned type; };
 #define SUM(T) typename sum_of<T>::type
 
 template <class T> struct from_sum {
@@ -51,8 +41,8 @@ enum { TILE = PRODUCT_TILE, DEPTH = PRODUCT_DEPTH, APART = 16, EACH = TILE / APA
 
 /* to[k][r] = p[(first + r) * sr + (k0 + k) * sk], 0 outside. Neighbouring threads go along the denser of the two. */
 template <class T>
-static __device__ __forceinline__ void load_tile(SUM(T) (*to)[TILE + PAD], const T *p, int64_t first, int64_t rows, int64_t sr,
-                                                 int64_t k0, int64_t K, int64_t sk) {
+static __device__ __forceinline__ void load_tile(SUM(T) (*to)[TILE + PAD], const T *p, int64_t first, int64_t rows,
+                                                 int64_t sr, int64_t k0, int64_t K, int64_t sk) {
 #pragma unroll
     for (int i = 0; i < TILE * DEPTH / PRODUCT_THREADS; i++) {
         int e = threadIdx.x + i * PRODUCT_THREADS;
@@ -64,7 +54,9 @@ static __device__ __forceinline__ void load_tile(SUM(T) (*to)[TILE + PAD], const
 
 /* y at (m, n), whose row-major place is i; LINEAR: with what follows the product. */
 template <class T, bool LINEAR> struct put {
-    static __device__ __forceinline__ void at(const matmul_args &, T *y, int64_t, int64_t, SUM(T) s) { *y = from_sum<T>::get(s); }
+    static __device__ __forceinline__ void at(const matmul_args &, T *y, int64_t, int64_t, SUM(T) s) {
+        *y = from_sum<T>::get(s);
+    }
 };
 template <class T> struct put<T, true> {
     static __device__ __forceinline__ void at(const matmul_args &a, T *y, int64_t n, int64_t i, WIDE(T) z) {
@@ -116,7 +108,8 @@ template <class T, bool LINEAR> static __device__ void product(const matmul_args
             for (int j = 0; j < EACH; j++) {
                 const int64_t m = m0 + row + i * APART, n = n0 + column + j * APART;
                 if (m < a.M && n < a.N)
-                    put<T, LINEAR>::at(a, (T *)a.y + at_y + m * a.ym + n * a.yn, n, (batch * a.M + m) * a.N + n, sum[i][j]);
+                    put<T, LINEAR>::at(a, (T *)a.y + at_y + m * a.ym + n * a.yn, n, (batch * a.M + m) * a.N + n,
+                                       sum[i][j]);
             }
         }
     }
@@ -149,10 +142,9 @@ DEFINE_KERNEL(product_pointers, product_pointers_args, product_pointers_body)
  * One pass, 16 bytes of T a thread where `vector` says so: each operand is read once and y and pre are written once; bias comes out
  * of the caches. A thread's column moves by the same step each time, so there is no division in the loop. */
 
-template <class T, int N, int ALIGN> struct alignas(ALIGN) group {
-    T v[N];
-};
-template <int N, class T> static __device__ __forceinline__ group<T, N, N == 1 ? sizeof(T) : 16> load_group(const void *p, int64_t i) {
+template <class T, int N, int ALIGN> struct alignas(ALIGN) group { T v[N]; };
+template <int N, class T>
+static __device__ __forceinline__ group<T, N, N == 1 ? sizeof(T) : 16> load_group(const void *p, int64_t i) {
     return ((const group<T, N, N == 1 ? sizeof(T) : 16> *)p)[i];
 }
 

@@ -6,15 +6,9 @@
 #include "device.cuh"
 
 /* Integer arithmetic wraps: it goes through the unsigned type of the same width. */
-template <class T> struct unsigned_of {
-    typedef T type;
-};
-template <> struct unsigned_of<long long> {
-    typedef unsigned long long type;
-};
-template <> struct unsigned_of<int> {
-    typedef unsigned type;
-};
+template <class T> struct unsigned_of { typedef T type; };
+template <> struct unsigned_of<long long> { typedef unsigned long long type; };
+template <> struct unsigned_of<int> { typedef unsigned type; };
 #define UNSIGNED(T) typename unsigned_of<T>::type
 template <class T> static __device__ __forceinline__ T add_of(T a, T b) { return (T)((UNSIGNED(T))a + (UNSIGNED(T))b); }
 template <class T> static __device__ __forceinline__ T sub_of(T a, T b) { return (T)((UNSIGNED(T))a - (UNSIGNED(T))b); }
@@ -37,26 +31,26 @@ static __device__ __forceinline__ double pow_of(double a, double b) { return pow
 #define MUL(a, b) mul_of((T)(a), (T)(b))
 #define POW(a, b) pow_of((T)(a), (T)(b))
 
-#define DDP_BINARY(op, expr)                                              \
-    struct op##_fn {                                                  \
+#define DDP_BINARY(op, expr)                                           \
+    struct op##_fn {                                                   \
         template <class T> __device__ T operator()(const T *x) const { \
             const T a = x[0], b = x[1];                                \
             return (T)(expr);                                          \
-        }                                                             \
+        }                                                              \
     };
-#define DDP_COMPARE(op, expr)                                                \
-    struct op##_fn {                                                     \
+#define DDP_COMPARE(op, expr)                                             \
+    struct op##_fn {                                                      \
         template <class T> __device__ bool operator()(const T *x) const { \
             const T a = x[0], b = x[1];                                   \
             return expr;                                                  \
-        }                                                                \
+        }                                                                 \
     };
-#define DDP_UNARY(op, expr)                                               \
-    struct op##_fn {                                                  \
+#define DDP_UNARY(op, expr)                                            \
+    struct op##_fn {                                                   \
         template <class T> __device__ T operator()(const T *v) const { \
             const T x = v[0];                                          \
             return (T)(expr);                                          \
-        }                                                             \
+        }                                                              \
     };
 #define DDP_BINARY_FLOAT(op, expr) DDP_BINARY(op, expr)
 #define DDP_VARIANT_2(op, expr) DDP_BINARY(op, expr)

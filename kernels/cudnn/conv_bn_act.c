@@ -29,7 +29,12 @@ static void fused(const ddp_call *c, step *s) {
     v->vector = ddp__wide(c->in[0]->m.dtype);
     v->relu = a->relu != 0;
     v->residual = s->r.residual != NULL;
-    if (s->r.residual) conv_look(s->r.residual, size, v->r_stride, &v->align[3]);
+    if (s->r.residual && ddp__meta_is_channels_last(&s->r.residual->m))
+        conv_look(s->r.residual, size, v->r_stride, &v->align[3]);
+    else if (s->r.residual) { /* a copy that lies as y does: no engine takes another order */
+        memcpy(v->r_stride, v->y_stride, sizeof v->r_stride);
+        v->align[3] = 16;
+    }
     if (!folds_weights(c)) return;
     ddp_meta m = s->r.w->m; /* fold_weight's result */
     ddp__meta_channels_last(&m);
@@ -101,6 +106,11 @@ static int fold_weight(const ddp_call *c, step *s) {
     return a.out ? ddp__launch_fold_weight(c, &a, ddp__grid(w->numel, 1)) : ddp__pending();
 }
 
+/* The residual, which must lie as y does. */
+static ddp_tensor *as_y(const ddp_call *c, ddp_tensor *t, conv_temp *to) {
+    return !t || ddp__meta_is_channels_last(&t->m) ? t : conv_channels_last(c, t, to);
+}
+
 static void give_all(const ddp_call *c, step *s) {
     conv_temp *const t[] = {&s->x, &s->w, &s->residual, &s->scale, &s->shift, &s->folded};
     for (int i = 0; i < 6; i++) conv_give(c, t[i]);
@@ -121,7 +131,7 @@ static int run_fused(const ddp_call *c) {
     if (st == 0) {
         x = conv_dense(c, s.r.x, &s.x);
         w = folds_weights(c) ? s.r.w : conv_dense(c, s.r.w, &s.w);
-        residual = conv_dense(c, s.r.residual, &s.residual);
+        residual = as_y(c, s.r.residual, &s.residual);
         if (!x || !w || (s.r.residual && !residual)) st = ddp__pending();
     }
     if (st == 0) {
@@ -162,8 +172,7 @@ static int run_steps(const ddp_call *c) {
     if (st == 0) {
         x = conv_dense(c, s.r.x, &s.x);
         w = conv_dense(c, s.r.w, &s.w);
-        if (residual && !ddp__meta_is_channels_last(&residual->m))
-            residual = conv_channels_last(c, residual, &s.residual);
+        residual = as_y(c, residual, &s.residual);
         if (!x || !w || (s.r.residual && !residual)) st = ddp__pending();
     }
     if (st == 0) {

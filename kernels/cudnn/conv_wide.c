@@ -45,7 +45,7 @@ static int cast(const ddp_call *c, ddp_tensor *to, ddp_tensor *from) {
 
 const char *conv_wide_reject(const ddp_call *c, const char *(*reject)(const ddp_call *c)) {
     wide w;
-    if (!ddp__is_half(c->in[0]->m.dtype)) return "no cast would help";
+    if (!ddp__is_half(c->in[0]->m.dtype)) return reject(c); /* nothing to cast: why it is refused is what is told */
     widen(c, &w);
     return reject(&w.c);
 }

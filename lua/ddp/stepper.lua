@@ -232,7 +232,9 @@ return function(opts)
   need(opts.schedule == nil or type(opts.schedule) == "table" and opts.schedule.get_last_lr, "schedule", "a schedule", opts.schedule)
   if wrapped and n > 1 then m:weigh() end -- ranks whose windows hold fewer micro-batches count less
   local first = opts.optimizer.param_groups[1].params[1]
-  local self = setmetatable({ model = m, on_device = first ~= nil and first:device() ~= "cpu", wrapped = wrapped, weighs = wrapped and n > 1, optimizer = opts.optimizer, accumulate = n, clip = opts.clip, scaler = opts.scaler,
+  local on_device = first ~= nil and first:device() ~= "cpu"
+  local self = setmetatable({ model = m, on_device = on_device, wrapped = wrapped, weighs = wrapped and n > 1, optimizer = opts.optimizer,
+    accumulate = n, clip = opts.clip, scaler = opts.scaler,
     schedule = opts.schedule, plain = optim.is_plain(opts.optimizer) and (opts.scaler == nil or amp.is_plain(opts.scaler)), seen = 0, total = 0, expected = 0 }, Stepper)
   if wrapped then join.add_stepper(self) end
   return self

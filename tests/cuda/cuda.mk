@@ -106,6 +106,7 @@ $(B)/gpu_dump: tests/cuda/gpu_dump.c $(B)/obj/kernels/cuda/api.o $(B)/libddp.so
 	$(CC) $(filter-out -MMD -MP,$(CFLAGS_ALL)) $(CUDA_CFLAGS) -o $@ $(filter %.c %.o,$^) -L$(B) -lddp -ldl -lpthread -Wl,-rpath,'$$ORIGIN'
 gpu-dump: $(if $(HAVE_CUDA),$(B)/gpu_dump)
 
-test-cuda: all cuda-double gpu-dump ## the tests of the CUDA side, on the double: no GPU is needed
+cuda-races: $(if $(HAVE_CUDA_TESTS),$(if $(wildcard kernels/cuda/kernels.def),$(CD)/libddp_emulated_thread.so)) ## the kernels for ThreadSanitizer (tests/cuda/races.sh)
+test-cuda: all cuda-double cuda-races gpu-dump ## the tests of the CUDA side, on the double: no GPU is needed
 	tests/run.sh $(B) cuda
-.PHONY: cuda-double test-cuda gpu-dump
+.PHONY: cuda-double cuda-races test-cuda gpu-dump

@@ -1,5 +1,6 @@
--- test_chain.lua -- generated kernels: chains of elementwise ops against the CPU's ops one by one (on the double), and compiled by
--- the real NVRTC for every architecture (no GPU is needed for that).
+-- test_chain.lua -- generated kernels: chains of elementwise ops against the CPU's ops one by one, on the double. test_nvrtc.lua
+-- compiles them by the real NVRTC.
+local mode = ... -- "one", "real": what a process of its own is to do
 local t = require "harness"
 local checks = require "op_checks"
 local ops = require "ddp.ops"
@@ -20,7 +21,7 @@ int ddp_cuda_chain(const ddp_chain *ch, ddp_tensor *const *in, ddp_tensor *const
 int ddp_cuda_chain_compile(const ddp_chain *ch, const char *arch, char *log, size_t n);
 int setenv(const char *name, const char *value, int overwrite);
 ]]
-if not arg[1] then ffi.C.setenv("DDP_CACHE", "", 1) end -- each kernel is compiled anew
+if not mode then ffi.C.setenv("DDP_CACHE", "", 1) end -- each kernel is compiled anew
 local cuda = ffi.load((os.getenv "DDP_BUILD" or "build") .. "/libddp_cuda.so")
 
 local DTYPE = { f32 = 0, f64 = 1, f16 = 2, bf16 = 3, i64 = 4, i32 = 5, u8 = 6, bool = 7 }
@@ -149,7 +150,7 @@ end
 
 -- ---- what the tests below run in processes of their own ---------------------------------------------------------------------
 
-if arg[1] == "one" then
+if mode == "one" then
   local d = { inputs = { "f32", "f32" }, steps = { { "add", 1, 2 }, { "relu", 3 } }, out = { 4 } }
   local ok, err = pcall(function()
     agree(d, { ddp.randn { 10 }, ddp.randn { 10 } }, plain, "one")
@@ -160,7 +161,7 @@ if arg[1] == "one" then
 end
 
 local ARCHS = { "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120" }
-if arg[1] == "real" then -- in a process of its own, without the double
+if mode == "real" then -- test_nvrtc.lua, without the double
   local function compiles(d, arch)
     local log = ffi.new("char[4000]")
     base.check(cuda.ddp_cuda_chain_compile(chain_of(d), arch, log, 4000))
@@ -309,17 +310,6 @@ t.test("errors of NVRTC are named: not there, and a source that does not compile
   t.ok(out:find("nvrtcCompileProgram: NVRTC_ERROR", 1, true), out)
   out = child "DDP_CACHE= DDP_DOUBLE_NVRTC_BREAKS=1"
   t.ok(out:find("a generated kernel does not compile for sm_90: generated.cu(", 1, true) and out:find("error: ", 1, true) and out:find("; line %d+: %S"), out)
-end)
-
--- ---- the real compiler ----------------------------------------------------------------------------------------------------
-
-t.test("the real NVRTC, where it is", function()
-  local out = shell "env -u DDP_CUDA_LIBS luajit tests/cuda/test_chain.lua real"
-  local rest = {}
-  for line in out:gmatch "[^\n]+" do
-    if line:find "^ok " or line:find "^skip " then print(line) else rest[#rest + 1] = line end
-  end
-  t.eq(table.concat(rest, "\n"), "", "what else it printed")
 end)
 
 if double then shell(("rm -rf %s/nvrtc"):format(os.getenv "DDP_CUDA_LIBS")) end -- what the double of NVRTC compiled

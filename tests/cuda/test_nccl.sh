@@ -44,6 +44,9 @@ fails "L2 a rank that is killed ends the job of GPUs" 8 "SIGKILL" "$RUN" -n 2 --
 fails "C1 C2 a rank that stalls is named, though the others' GPUs wait in NCCL" 8 "rank 1 has not reached" "$RUN" -n 2 --timeout 2 --grace 1 $CASES/steps.lua stall
 DDP_DOUBLE_FAIL=ncclAllReduce:6:6 fails "an NCCL call that fails ends the job with NCCL's words" 8 "NCCL: " "$RUN" -n 2 --grace 1 $CASES/steps.lua
 DDP_DOUBLE_FAIL=ncclAsync:6:6 fails "an asynchronous error of NCCL ends the job" 8 "NCCL: " "$RUN" -n 2 --grace 1 $CASES/steps.lua
+DDP_DOUBLE_FAIL=ncclHang:9 fails "C1 work that does not end on the GPUs, though all ranks came, is ended by the watchdog" 8 "was begun by all ranks, but its work on the GPUs has not ended for 2.0 s" "$RUN" -n 2 --timeout 2 --grace 1 $CASES/steps.lua
+DDP_DOUBLE_FAIL=ncclHang:1 fails "C1 a first all_reduce that does not end names what to try" 8 "NCCL_P2P_DISABLE=1" "$RUN" -n 2 --timeout 2 --grace 1 $CASES/steps.lua
+DDP_DOUBLE_FAIL=ncclWrong:1 fails "a first all_reduce with a wrong result is refused, with what to try" 5 "the first all_reduce of 2 GPUs is wrong: element 0" "$RUN" -n 2 $CASES/steps.lua
 passes "an engine that moves host memory still serves a model on the CPU" "$RUN" -n 2 --engine shm $CASES/steps.lua cpu
 fails "an engine that moves host memory refuses tensors of a GPU" 5 "engine shm moves host memory only" "$RUN" -n 2 --engine shm $CASES/steps.lua
 DDP_DEVICE=cpu fails "DDP_DEVICE=cpu refuses a GPU by name" 5 "DDP_DEVICE=cpu keeps this process on the cpu" "$RUN" -n 2 $CASES/steps.lua

@@ -17,6 +17,10 @@ local function digest()
   add(ops.grad_clip_({ cuda { 9000 } }, 0.5))
   add(ops.linear_act_grad(cuda { 500, 33 }, cuda { 500, 33 }, 2))
   add(ops.linear_act_grad(cuda { 400, 64 }, cuda { 400, 64 }, 3))
+  require "op_checks"
+  require("ddp.ffi").C.ddp__kernels_only "cuda" -- our own products, not cuBLAS's
+  add(ops.matmul(cuda { 2, 70, 90 }, cuda { 90, 65 }), ops.linear_act(cuda { 66, 40 }, cuda { 70, 40 }, cuda { 70 }, cuda { 66, 70 }, 2))
+  require("ddp.ffi").C.ddp__kernels_only(nil)
   local text = {}
   for k, r in ipairs(results) do
     for i, v in ipairs(r:to "cpu":reshape(-1):tolist()) do text[#text + 1] = ("%d %d %a"):format(k, i, v) end

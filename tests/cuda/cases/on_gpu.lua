@@ -8,5 +8,4 @@ function ddp.data.DataLoader(set, opts)
   opts.device = ddp.device()
   return loader(set, opts)
 end
-arg[0] = table.remove(arg, 1)
-dofile(arg[0])
+dofile(table.remove(arg, 1))

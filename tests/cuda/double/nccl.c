@@ -370,6 +370,8 @@ static ncclResult_t start(const char *name, call c, cudaStream_t stream) {
     }
     if (!c.count) return ncclSuccess;
     check_buffers(&c, name);
+    c.wrong = ddp_double_fault("ncclHang", 1) != 0;
+    c.spoiled = ddp_double_fault("ncclWrong", 1) != 0;
     ddp_double_log("%s rank %d count %zu %s op %d root %d", name, c.comm->rank, c.count, type_name((int)c.type), c.op,
                    c.root);
     group_depth++;

@@ -87,7 +87,8 @@ typedef struct call {
     struct scale scale;
     /* where it is: */
     size_t done; /* elements, or bytes of a message */
-    bool started, posted, wrong;
+    bool started, posted, wrong; /* wrong: it never ends */
+    bool spoiled;                /* its first element comes out changed */
     uint64_t number;
 } call;
 

@@ -59,6 +59,7 @@ emu_switch:
 )");
 
 void fiber_create(fiber *f) {
+    static size_t made;
     void *at = mmap(nullptr, stack_size + guard_size, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED || mprotect(at, guard_size, PROT_NONE)) {
@@ -66,13 +67,14 @@ void fiber_create(fiber *f) {
         _Exit(99);
     }
     f->stack = (char *)at + guard_size;
+    f->top = f->stack + stack_size - 64 * (1 + made++ % 61);
 #ifdef EMU_TSAN
     f->tsan = __tsan_create_fiber(0);
 #endif
 }
 
 void fiber_prepare(fiber *f, void (*entry)()) {
-    void **top = (void **)(f->stack + stack_size - 64);
+    void **top = (void **)f->top;
     *--top = nullptr;       // entry's return address: it has none; the stack is 16-byte aligned as after a call
     *--top = (void *)entry; // where emu_switch returns to
     for (int i = 0; i < 6; i++) *--top = nullptr;

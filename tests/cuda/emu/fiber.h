@@ -6,6 +6,7 @@
 struct fiber {
     void *sp;    // where its registers were saved
     char *stack; // lowest address; kept between blocks
+    char *top;   // where it begins: not the same place of a page for all, or they would share few lines of the cache
     void *asan;  // AddressSanitizer's fake stack while it does not run
     void *tsan;  // ThreadSanitizer's fiber
 };
