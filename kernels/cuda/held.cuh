@@ -64,11 +64,13 @@ static __device__ __forceinline__ void top_and_sum(const T *x, int64_t step, int
     *sum_out = is_finite(all) ? sum : all - all;
 }
 
-/* The lines of a call by the team that suits them; VALUES of them (of 4 bytes) stay on a thread at most. FN::go<TEAM, RUN, HELD>:
+/* The lines of a call by the team that suits them; VALUES of them (of 4 bytes; 8 where runs do not fit) stay on a thread
+ * at most. FN::go<TEAM, RUN, HELD>:
  * HELD runs of RUN elements a thread; HELD 0: lines are too long for that. */
 template <class T, class FN, int VALUES, class ARGS>
 static __device__ __forceinline__ void by_rows(const ARGS &a, WIDE(T) * slots) {
     const int RUN = run_of<T>::n, HELD = VALUES * 4 / (int)sizeof(WIDE(T)) / RUN;
+    const int SINGLE = 8 * 4 / (int)sizeof(WIDE(T));
     row_team t(a.lanes);
     if (a.packed) {
         if (a.n <= (int64_t)RUN * t.size) FN::template go<row_team, RUN, 1>(a, t, slots);
@@ -76,7 +78,7 @@ static __device__ __forceinline__ void by_rows(const ARGS &a, WIDE(T) * slots) {
         else FN::template go<row_team, RUN, 0>(a, t, slots);
     } else {
         if (a.n <= (int64_t)t.size) FN::template go<row_team, 1, 1>(a, t, slots);
-        else if (a.n <= 8 * (int64_t)t.size) FN::template go<row_team, 1, 8>(a, t, slots);
+        else if (a.n <= SINGLE * (int64_t)t.size) FN::template go<row_team, 1, SINGLE>(a, t, slots);
         else FN::template go<row_team, 1, 0>(a, t, slots);
     }
 }

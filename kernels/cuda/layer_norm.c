@@ -31,7 +31,7 @@ static void choose_threads(layer_norm_args *a, ddp_dtype d) {
 /* Does a row stay on its threads, VALUES of 4 bytes each (by_rows in held.cuh)? */
 static bool held(const layer_norm_args *a, ddp_dtype d, int values) {
     int wide = ddp__dtype_bytes[ddp__wide(d)], run = ddp__run_of(d);
-    return a->n <= (int64_t)a->lanes * (a->packed ? values * 4 / wide / run * run : 8);
+    return a->n <= (int64_t)a->lanes * (a->packed ? values * 4 / wide / run * run : 8 * 4 / wide);
 }
 
 static ddp_grid rows_grid(const layer_norm_args *a, int64_t most) {

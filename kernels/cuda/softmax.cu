@@ -68,7 +68,7 @@ template <class T> struct softmax_fn {
     }
 };
 template <class T> static __device__ void softmax_body(const lines_args &a) { by_lines<T, softmax_fn<T>, 16>(a); }
-LINE_FLOATS(softmax, lines_args, 3)
+LINE_FLOATS(softmax, lines_args, 2)
 
 /* ---- gradients: in[0] g, in[1] y; bytes: g, y, dx ---- */
 
@@ -137,4 +137,4 @@ template <class T> struct softmax_grad_fn {
 template <class T> static __device__ void softmax_grad_body(const lines_args &a) {
     by_lines<T, softmax_grad_fn<T>, 8>(a);
 }
-LINE_FLOATS(softmax_grad, lines_args, 3)
+LINE_FLOATS(softmax_grad, lines_args, 2)
