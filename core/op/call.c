@@ -204,8 +204,8 @@ static int make_numbers(const ddp_op_def *op, int n_in, ddp_tensor **in, ddp_ten
 }
 
 /* copy_ alone takes a source of another device. */
-static int bring_source(ddp_tensor **in, ddp_tensor **owned) {
-    if (!in[0] || !in[1] || in[1]->is_number || in[0]->m.device == in[1]->m.device) return 0;
+static int bring_source(int n_in, ddp_tensor **in, ddp_tensor **owned) {
+    if (n_in < 2 || !in[0] || !in[1] || in[1]->is_number || in[0]->m.device == in[1]->m.device) return 0;
     ddp_tensor *here = ddp_keep(ddp_to_device(in[1], in[0]->m.device));
     if (!here) return ddp__pending();
     owned[1] = in[1] = here;
@@ -216,7 +216,7 @@ static int bring_source(ddp_tensor **in, ddp_tensor **owned) {
 static int run_call(ddp_call *c, ddp_tensor **in, ddp_tensor **owned, bool in_place) {
     const ddp_op_def *op = c->op;
     ddp_meta meta[DDP_MAX_OUT];
-    int st = op->id == DDP_OP_copy_ ? bring_source(in, owned) : 0;
+    int st = op->id == DDP_OP_copy_ ? bring_source(c->n_in, in, owned) : 0;
     if (st == 0) st = check_inputs(op, c->n_in, in);
     if (st < 0) return st;
     if (ddp__autocast != DDP_AUTOCAST_OFF && (op->flags & DDP_OPF_AMP) && !in_place &&

@@ -35,8 +35,8 @@ void ddp_trace_stop(void) {
 static void write_operand(const char *role, const char *name, const ddp_tensor *t) {
     double bytes = ddp__tensor_bytes(t);
     fprintf(file, "@%s %s %s %llx %lld %.0f %s ", role, name, DDP_DEVICE_TEXT(t->m.device),
-            (unsigned long long)(uintptr_t)t->storage->data,
-            (long long)(t->m.offset * (int64_t)ddp__dtype_bytes[t->m.dtype]), bytes, ddp_dtype_name((int)t->m.dtype));
+            (unsigned long long)(uintptr_t)t->storage->data, (long long)t->m.offset * ddp__dtype_bytes[t->m.dtype],
+            bytes, ddp_dtype_name((int)t->m.dtype));
     if (t->m.ndim == 0) fputc('1', file);
     for (int i = 0; i < t->m.ndim; i++) fprintf(file, "%s%lld", i ? "x" : "", (long long)t->m.size[i]);
     fputc('\n', file);

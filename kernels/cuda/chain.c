@@ -289,7 +289,7 @@ int ddp__chain_launch(cudaKernel_t kernel, const ddp_chain *ch, ddp_tensor *cons
 
 int ddp_cuda_chain(const ddp_chain *ch, ddp_tensor *const *in, ddp_tensor *const *out) {
     const ddp_gpu *gpu = out[0]->m.device == DDP_CPU ? NULL : ddp__gpu(out[0]->m.device - 1);
-    cudaKernel_t kernel;
+    cudaKernel_t kernel = NULL;
     if (!gpu) return ddp__fail(DDP_EDEVICE, "chain: the result is not on a GPU");
     int st = ddp__chain_kernel(ch, gpu, &kernel);
     return st < 0 ? st : ddp__chain_launch(kernel, ch, in, out);
