@@ -59,6 +59,11 @@ for group in $groups; do
       done ;;
     ops)
       for src in tests/harness/test_*.lua tests/ops/test_*.lua; do run "$src" env ${PRELOAD:+LD_PRELOAD=$PRELOAD} luajit "$src"; done
+      # The host side of GPUs under the sanitizers too, on the double of the plain build.
+      if [ -n "$PRELOAD" ] && [ -e build/cuda-double/libcudart.so ]; then
+        run "tests/ops/test_ops.lua, on a GPU" env LD_PRELOAD="$PRELOAD" DDP_CUDA_LIBS="$PWD/build/cuda-double" DDP_DOUBLE_LEAKS=quiet DDP_TEST_DEVICE=cuda \
+          ASAN_OPTIONS="$ASAN_OPTIONS:handle_segv=0" luajit tests/ops/test_ops.lua
+      fi
       # Each cap of the instruction set runs the same cases.
       if [ -z "$PRELOAD" ]; then
         for isa in sse avx2; do
