@@ -12,7 +12,12 @@ cp -r "$prefix/share/ddp/scripts/embed" "$prefix/src"
 out=$(cd "$prefix/src" && timeout 200 make -s run PKG="$prefix/lib/pkgconfig" RUN="$prefix/bin/ddprun" OUT=. DIGITS="$prefix/share/ddp/scripts/data/digits.bin" 2>&1)
 say "the examples build and run against an installation" $? "$out"
 lua=$(ldd "$prefix/lib/libddp.so" | grep -c luajit); [ "$lua" = 0 ]; say "libddp holds no Lua" $? "it links luajit"
-size=$(for f in "$prefix"/lib/*.so "$prefix/bin/ddprun"; do strip -o "$prefix/s" "$f"; stat -c %s "$prefix/s"; done | awk '{ s += $1 } END { print s }')
+size=$(for f in "$prefix"/lib/*.so "$prefix/bin/ddprun"; do case $f in */libddp_cuda.so) continue ;; esac; strip -o "$prefix/s" "$f"; stat -c %s "$prefix/s"; done | awk '{ s += $1 } END { print s }')
 lua_size=$(du -sb "$prefix/share/ddp/lua" | cut -f1)
-[ $((size + lua_size)) -lt 5000000 ]; say "stripped libraries, ddprun and the Lua side are under 5 MB together" $? "$((size + lua_size)) bytes"
+[ $((size + lua_size)) -lt 5000000 ]; say "stripped libraries, ddprun and the Lua side are under 5 MB together, without the kernels of GPUs" $? "$((size + lua_size)) bytes"
+cuda=$prefix/lib/libddp_cuda.so
+if [ -e "$cuda" ]; then
+  strip -o "$prefix/s" "$cuda"; size=$(stat -c %s "$prefix/s")
+  [ "$size" -lt 20000000 ]; say "libddp_cuda, with kernels for all architectures, is under 20 MB" $? "$size bytes"
+fi
 exit $bad

@@ -201,7 +201,6 @@ refused "L8 -n banana is refused" '-n is "banana", expected' -n banana x.lua
 refused "L8 an unknown flag is refused with a suggestion" 'did you mean --timeout?' --timout 3 x.lua
 refused "L8 a missing script is named" 'no script nosuch.lua: tried nosuch.lua here and ' nosuch.lua
 refused "L8 no script at all is refused" 'no script given' -n 2
-refused "L8 --engine nccl is refused by name" '--engine nccl is not built yet' --engine nccl x.lua
 refused "L9 several hosts need a number each" '--nnodes 2 needs --node-rank' --nnodes 2 x.lua
 refused "L9 several hosts need an address to meet at" '--nnodes 2 needs --master-addr' --nnodes 2 --node-rank 1 x.lua
 refused "L9 several hosts need a port to meet at" '--nnodes 2 needs --master-port' --nnodes 2 --node-rank 1 --master-addr 127.0.0.1 x.lua
