@@ -140,7 +140,7 @@ install: all ## install into PREFIX (default /usr/local)
 # ---- checking --------------------------------------------------------------------------------------------------------------
 test: ## install what is missing, build, run every test
 	@vendor/need.sh --install build test
-	@$(MAKE) --no-print-directory all cuda-double gpu-dump
+	@$(MAKE) --no-print-directory all cuda-double cuda-races gpu-dump
 	tests/run.sh $(B)
 
 test-san: ## the C and Lua tests under AddressSanitizer and UBSan

@@ -2,6 +2,7 @@
 -- args.h says, and what it uses of registers, shared memory and stack. `luajit tests/cuda/test_images.lua list` prints all of it.
 local t = require "harness"
 local bit = require "bit"
+local ffi = require "ffi"
 local build = os.getenv "DDP_BUILD" or "build"
 
 local function shell(command)
@@ -119,6 +120,18 @@ local function kernels_of(elf)
   return kernels
 end
 
+-- An entry's bytes, which are packed by zstd where they do not begin as ELF does.
+ffi.cdef "size_t ZSTD_decompress(void *dst, size_t room, const void *src, size_t n); unsigned ZSTD_isError(size_t code);"
+local function unpacked(data, at, header, size)
+  if data:sub(at + header + 1, at + header + 4) == "\127ELF" then return data:sub(at + header + 1, at + header + size) end
+  local packed, room = number(data, at + 16, 4), number(data, at + 56, 8)
+  local out = ffi.new("char[?]", room)
+  local zstd = ffi.load "libzstd.so.1"
+  local n = zstd.ZSTD_decompress(out, room, data:sub(at + header + 1, at + header + packed), packed)
+  if zstd.ZSTD_isError(n) ~= 0 then return "" end
+  return ffi.string(out, n)
+end
+
 -- { [arch] = kernels }, and the architectures that have PTX, of a .fatbin.
 local function image_of(path)
   local data = whole(path)
@@ -128,8 +141,9 @@ local function image_of(path)
   while at < stop do
     local kind, header, size, arch = number(data, at, 2), number(data, at + 4, 4), number(data, at + 8, 8), number(data, at + 28, 4)
     if kind == 2 then
-      if data:sub(at + header + 1, at + header + 4) ~= "\127ELF" then error(path .. ": a compressed cubin for " .. arch, 0) end
-      archs[arch] = kernels_of(data:sub(at + header + 1, at + header + size))
+      local elf = unpacked(data, at, header, size)
+      if elf:sub(1, 4) ~= "\127ELF" then error(path .. ": no cubin for " .. arch, 0) end
+      archs[arch] = kernels_of(elf)
     elseif kind == 1 then ptx[arch] = true end
     at = at + header + size
   end
