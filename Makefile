@@ -65,9 +65,9 @@ $(GEN) &: core/op/ops.def scripts/tools/gen_ops.lua
 	$(LUAJIT) scripts/tools/gen_ops.lua core/op/ops.def $(B)/gen
 	@mv $(B)/gen/lua/ddp/ops_sig.lua $(B)/lua/ddp/ops_sig.lua
 
-$(B)/lua/ddp/cdef.lua: core/ddp.h core/ddp_data.h core/ddp_file.h $(B)/gen/ddp_ops.h
+$(B)/lua/ddp/cdef.lua: core/ddp.h core/ddp_data.h core/ddp_device.h core/ddp_file.h $(B)/gen/ddp_ops.h
 	@mkdir -p $(@D)
-	(echo 'return [['; cat core/ddp.h core/ddp_data.h core/ddp_file.h $(B)/gen/ddp_ops.h | grep -v '^#include' | $(CC) -E -P -DDDP_CDEF -x c - ; echo ']]') > $@
+	(echo 'return [['; cat core/ddp.h core/ddp_data.h core/ddp_device.h core/ddp_file.h $(B)/gen/ddp_ops.h | grep -v '^#include' | $(CC) -E -P -DDDP_CDEF -x c - ; echo ']]') > $@
 
 # ---- compiling ------------------------------------------------------------------------------------------------------
 $(B)/obj/core/host/%.o: CFLAGS_ALL += $(LUA_CFLAGS)
@@ -129,7 +129,7 @@ install: all ## install into PREFIX (default /usr/local)
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/ddp/lua $(DESTDIR)$(PREFIX)/share/ddp/scripts
 	install $(B)/ddprun $(DESTDIR)$(PREFIX)/bin/
 	for l in $(notdir $(filter %.so,$(LIBS))); do install $(B)/$$l $(DESTDIR)$(PREFIX)/lib/; done
-	install -m 644 core/ddp.h core/ddp_host.h core/ddp_data.h core/ddp_file.h $(B)/gen/ddp_ops.h $(DESTDIR)$(PREFIX)/include/
+	install -m 644 core/ddp.h core/ddp_host.h core/ddp_data.h core/ddp_device.h core/ddp_file.h $(B)/gen/ddp_ops.h $(DESTDIR)$(PREFIX)/include/
 	cp -r lua/ddp $(DESTDIR)$(PREFIX)/share/ddp/lua/
 	install -m 644 $(B)/lua/ddp/*.lua $(DESTDIR)$(PREFIX)/share/ddp/lua/ddp/
 	install -m 644 scripts/*.lua $(DESTDIR)$(PREFIX)/share/ddp/scripts/

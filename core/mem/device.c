@@ -123,7 +123,7 @@ int ddp_num_gpus(char *why, size_t n) { return ddp__gpus(why, n); }
 
 int ddp_gpu_library(int k, int open, const char **name, char *text, size_t n) {
     if (open) pthread_once(&once, load_cuda);
-    return cuda ? cuda->library(k, open != 0, name, text, n) : -1;
+    return cuda ? cuda->vendor_library(k, open != 0, name, text, n) : -1;
 }
 
 int ddp_gpu_peer(int i, int j) { return ddp__gpus(NULL, 0) > (i > j ? i : j) && cuda->peer(i, j); }

@@ -52,7 +52,7 @@ typedef struct ddp_device_type {
     const char *(*describe)(int i, char *text, size_t n);
     /* Library k of the vendor's, from 0: 1 and its version in text, 0 and why it is not there; -1 past the last. open: it is opened when it
      * was not yet; else that counts as not there, with no text. Sets no error. */
-    int (*library)(int k, bool open, const char **name, char *text, size_t n);
+    int (*vendor_library)(int k, bool open, const char **name, char *text, size_t n);
     bool (*peer)(int i, int j); /* GPU i can read GPU j's memory without the host */
     /* 16 bytes that no other GPU has; a status. */
     int (*uuid)(int i, unsigned char uuid[16]);

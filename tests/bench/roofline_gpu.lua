@@ -60,7 +60,7 @@ local function kernels()
     end
   end
   if calls > 0 then print(("%-73s %5d %35.1f"):format(("%d rows more (--rows)"):format(#trace.rows - opts.rows), calls, rest * 1e6)) end
-  local queued = trace.own + trace.library + trace.copies
+  local queued = trace.own + trace.calls_out + trace.copies
   print(("%-73s %5d %6d %9.1f %8.1f %9.1f"):format("sum", #trace.calls, queued, trace.flops / 1e9, trace.moved / 1e6, trace.seconds * 1e6))
   print(("at these limits: %.3f ms a step, %.0f images/s; no step is faster, most are slower"):format(trace.seconds * 1e3, opts.batch / trace.seconds))
 end
@@ -68,7 +68,7 @@ end
 local function launches()
   title "queued on the GPU"
   local counts = "  %d launches of own kernels, %d calls of libraries (each one kernel or a few), %d copies and fills; %d allocations from the driver"
-  print(counts:format(trace.own, trace.library, trace.copies, trace.allocations))
+  print(counts:format(trace.own, trace.calls_out, trace.copies, trace.allocations))
   local host = "  host: %.2f ms a step, %.2f us an op, measured on this machine on the test double, whose launches cost less or more than a driver's"
   print(host:format(host_ms, 1e3 * host_ms / #trace.calls))
 end
@@ -124,7 +124,7 @@ local function fusable()
 end
 
 if opts.brief then
-  local counts = ("own %d library %d copies %d fusable %d"):format(trace.own, trace.library, trace.copies, #trace.fusable)
+  local counts = ("own %d library %d copies %d fusable %d"):format(trace.own, trace.calls_out, trace.copies, #trace.fusable)
   print(("limit_ms %.4f moved_mb %.1f %s"):format(trace.seconds * 1e3, trace.moved / 1e6, counts))
   os.exit(0)
 end

@@ -41,7 +41,7 @@ end
 t.test("three elementwise ops: launches, operations, bytes and the limit's time are those counted by hand", function()
   local r = traced "local a = x * 2; local b = a:relu(); local c = b + x"
   t.eq(#r.calls, 3)
-  t.eq({ r.own, r.library, r.copies }, { 3, 0, 0 })
+  t.eq({ r.own, r.calls_out, r.copies }, { 3, 0, 0 })
   t.eq(r.flops, 3 * 16384)
   t.eq(r.moved, (2 + 2 + 3) * BYTES)
   t.near(r.seconds, 7 * BYTES * 1e-9, 1e-15)

@@ -3,6 +3,7 @@
 local ffi = require "ffi"
 local ddp = require "ddp"
 local base = require "ddp.ffi"
+local ops = require "ddp.ops"
 local C = base.C
 
 ffi.cdef [[
@@ -89,7 +90,11 @@ function M.run(op, sample, inputs, list)
     ddp.set_default_device "cpu"
     C.ddp__kernels_only(nil)
     if not ok then error((...), 0) end
-    return tensors(...)
+    local results = tensors(...)
+    for i = 1, M.device and list ~= "ref" and op ~= ops.to_device and #results or 0 do
+      if results[i]:device() == "cpu" then error("it ran on the cpu, not on " .. M.device, 0) end
+    end
+    return results
   end
   return pack(pcall(op, unpack(a, 1, n)))
 end

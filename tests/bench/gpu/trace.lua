@@ -271,10 +271,10 @@ function M.analyse(path, device, opts)
   for _, call in ipairs(trace.calls) do drop_twins(call) end
   find_tensors(trace)
   mark_activations(trace, opts.batch, opts.parameters)
-  trace.own, trace.library, trace.copies, trace.flops, trace.moved, trace.least, trace.seconds, trace.again = 0, 0, 0, 0, 0, 0, 0, {}
+  trace.own, trace.calls_out, trace.copies, trace.flops, trace.moved, trace.least, trace.seconds, trace.again = 0, 0, 0, 0, 0, 0, 0, {}
   local function count(list)
     for _, l in ipairs(list) do
-      local kind = l.own and "own" or l.copy and "copies" or "library"
+      local kind = l.own and "own" or l.copy and "copies" or "calls_out"
       trace[kind] = trace[kind] + 1
     end
   end

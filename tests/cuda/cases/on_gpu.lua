@@ -9,3 +9,4 @@ function ddp.data.DataLoader(set, opts)
   return loader(set, opts)
 end
 dofile(table.remove(arg, 1))
+if ddp.memory_stats("cuda").peak == 0 then error("the case used no GPU", 0) end
