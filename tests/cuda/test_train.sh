@@ -38,6 +38,10 @@ out=$(on_gpu "$RUN" -n 2 scripts/train_resnet.lua --steps 12 --batch 8 --save "$
 name="K3 what GPUs saved goes on on the CPU, and the other way round"
 out=$(timeout 120 "$RUN" -n 1 scripts/train_resnet.lua --steps 16 --batch 8 --resume "$tmp/run.safetensors" --save "$tmp/cpu.safetensors" 2>&1) &&
   out=$(on_gpu "$RUN" -n 2 scripts/train_resnet.lua --steps 20 --batch 8 --resume "$tmp/cpu.safetensors" 2>&1) && case $out in *"goes on after step 16"*) ok "$name" ;; *) no "$name" "$out" ;; esac || no "$name" "$out"
+name="eight steps of train_resnet.lua read nothing from the GPU but their losses, after the last of them"
+out=$(DDP_DOUBLE_LOG=$tmp/log on_gpu "$RUN" scripts/train_resnet.lua --steps 8 --batch 4 --synthetic 2>&1)
+awk '/^launch/ { if (reads) early = 1; launches++ } /^cudaMemcpyAsync device to host/ { reads++ } END { exit !(launches > 800 && reads == 8 && !early) }' "$tmp/log" &&
+  ok "$name" || no "$name" "$out $(grep -c 'device to host' "$tmp/log") reads"
 name="DDP_DEVICE=cpu trains on the CPU where there are GPUs"
 out=$(DDP_DEVICE=cpu on_gpu "$RUN" -n 2 $TRAIN 2>&1); case $out in *"on cpu"*) ok "$name" ;; *) no "$name" "$out" ;; esac
 exit $bad
